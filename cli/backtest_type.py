@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 def gpu_type(app: App, last: int, as_json: bool) -> None:
     """Score the predicted run times on GPU types, and the choice of a type by wait plus run time. For operators.
 
-    Scores jobs of families that ran on at least two GPU types, each with what was known at its submission. The waits
-    come from the record's own queues at that time. The error is the median of |ln(predicted / actual)|.
+    Scores jobs of families that ran on at least two GPU types, each with what was known at its submission. The
+    choice is that of `almanac advise`. The waits come from the record's own queues at that time. The error is the
+    median of |ln(predicted / actual)|.
     """
-    from advisor.evaluation.gpu_type import RULE, replay_types, score_advice, score_types
+    from advisor.evaluation.gpu_type import replay_types, score_advice, score_types
     from advisor.speed.runs import load_speed_runs
 
     app.require_operator("a back-test reads all users' jobs")
@@ -36,11 +37,11 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
         advance(0, 1, f"{format_count(len(jobs))} jobs")
         outcomes = replay_types(jobs, app.config, last)
     scores, advice = score_types(outcomes), score_advice(outcomes)
-    coverage = app.config.training.coverage
+    coverage, min_gain = app.config.training.coverage, app.config.gpu_advice.min_gain
     if as_json:
         groups = [dataclasses.asdict(each) for each in scores]
         click.echo(
-            json_text({"cluster": store.cluster, "coverage": coverage, "rule": RULE, "groups": groups,
+            json_text({"cluster": store.cluster, "coverage": coverage, "min_gain": min_gain, "groups": groups,
                        "advice": dataclasses.asdict(advice)})
         )  # fmt: skip
         return
@@ -49,7 +50,7 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
         click.echo("nothing to score: no job family has runs on two GPU types")
         return
     _show(scores, coverage)
-    _show_advice(advice, RULE)
+    _show_advice(advice, min_gain)
 
 
 def _show(scores: list[TypeScores], coverage: float) -> None:
@@ -65,8 +66,8 @@ def _show(scores: list[TypeScores], coverage: float) -> None:
     show_table(columns, rows, right=columns[1:])
 
 
-def _show_advice(advice: AdviceScores, rule: str) -> None:
-    click.echo(f"\nchoice of a type ({rule})")
+def _show_advice(advice: AdviceScores, min_gain: float) -> None:
+    click.echo(f"\nadvice, as at submission (another type must save {min_gain:.0%} of the time until the end)")
     for name, number in (("another type", advice.other), ("the type used", advice.kept), ("silent", advice.silent)):
         click.echo(f"  {name:14} {format_count(number):>8}  {number / advice.jobs:5.1%}")
     if advice.wait_error_s is not None:

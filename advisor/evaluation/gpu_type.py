@@ -2,33 +2,33 @@
 
 Only jobs of families that ran on at least two types are scored. Nothing that ended at a job's submission or later
 enters, apart from the site's names and numbers of GPUs. Queues are those of the record (advisor.evaluation.type_queue).
-Memory: a type smaller than all that the family completed runs on is left out.
+Memory: a type smaller than all that the family completed runs on is left out. The choice is decide_type's, as at
+submission; the record has no interval of a wait, so that each wait counts as exact.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
+from advisor.decisions.gpu_type import GpuTypeRules, decide_type
 from advisor.evaluation.type_queue import QueuedJob, TypeQueues, peak_use
 from advisor.speed.gpu_types import learn_types
 from advisor.speed.learning import SpeedTable, learn_speeds
 from advisor.speed.posterior import Floats
 from advisor.speed.runs import FamilyKey, FamilyRuns, SpeedRun, runs_of
 from advisor.speed.times import TypeTime, family_times
+from advisor.waits.view import TypeWait
 from almanac.config import Config
 from almanac.units import DAY_S
 
 RELEARN_S = 7 * DAY_S
 """How often a replay learns the speed table again; live, each training does."""
-MIN_GAIN = 0.15
-"""Share of wait + run on the type used by which another type must be better, as estimated."""
-RULE = "least wait + run, 15% better, intervals apart"
 SILENT, KEPT, OTHER = "silent", "kept", "other"
 _SUBMIT, _END, _START = 0, 1, 2
 
@@ -37,8 +37,8 @@ _SUBMIT, _END, _START = 0, 1, 2
 class TypeOutcome:
     """One scored job. run_s: its run time, NaN unless it completed. told: of the type that it used, None if unknown.
 
-    held: whether the interval for one run held run_s. advice: OTHER if another type was better by RULE, KEPT if others
-    were known and none was, SILENT if nothing was known of another. won_s: of OTHER, estimated.
+    held: whether the interval for one run held run_s. advice: OTHER if decide_type names another type, KEPT if others
+    were known and it names none, SILENT if nothing was known of another. won_s: of OTHER, estimated.
     wait_s, expected_wait_s: on the type used.
     """
 
@@ -149,7 +149,8 @@ def _outcome(
     run_s = math.exp(run.log_s) if run is not None and run.log_s == run.log_s else math.nan
     waits = {each.gpu_type: queues.wait_s(each.gpu_type, key.gpu_count, submit_s) for each in told}
     low_s, high_s = own.next_run(coverage) if own else (math.nan, math.nan)
-    advice, won_s = _advice(told, {name: wait for name, wait in waits.items() if wait is not None}, used)
+    rules = GpuTypeRules(int(submit_s), config.gpu_advice.min_gain, config.gpu_advice.max_age_s)
+    advice, won_s = _advice(told, waits, used, rules, float(times[4]) if times[4] > 0 else None)
     return TypeOutcome(
         submit_s=int(submit_s),
         user=key.user,
@@ -164,18 +165,19 @@ def _outcome(
     )
 
 
-def _advice(told: Sequence[TypeTime], waits: dict[str, float], used: str) -> tuple[str, float]:
-    """(advice, seconds won as estimated) by RULE."""
-    known = {each.gpu_type: each for each in told if each.gpu_type in waits}
-    if used not in known or len(known) < 2:
+def _advice(
+    told: Sequence[TypeTime],
+    waits: Mapping[str, float | None],
+    used: str,
+    rules: GpuTypeRules,
+    limit_s: float | None,
+) -> tuple[str, float]:
+    """(advice, seconds won as estimated) for a request that names the type that the job used."""
+    known = [TypeWait(name, wait, wait, wait, rules.now_s) for name, wait in waits.items() if wait is not None]
+    if len(known) < 2 or used not in {each.gpu_type for each in known}:
         return SILENT, 0.0
-    ends = {name: waits[name] + each.run_s for name, each in known.items()}
-    best = min(ends, key=lambda name: (ends[name], name != used, name))
-    won_s = ends[used] - ends[best]
-    if best == used or won_s < MIN_GAIN * ends[used]:
-        return KEPT, 0.0
-    is_apart = waits[best] + known[best].high_s < waits[used] + known[used].low_s
-    return (OTHER, won_s) if is_apart else (KEPT, 0.0)
+    found = decide_type(told, known, [used], rules, limit_s)
+    return (OTHER, found.gain_s) if found else (KEPT, 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from advisor.decisions.gpu_type import GpuTypeRules, decide_type
 from advisor.decisions.placement import Floats, Ints
+from advisor.waits.view import TypeWait
 from simulator.placement.problem import PlacementProblem
 from simulator.placement.rounds import PlacementRecord
 
@@ -132,12 +134,47 @@ def fastest_type(_: list[TypeQueue], job: Submission) -> int:
     return int(job.run_s.argmin())
 
 
+@dataclass(frozen=True)
+class _KnownTime:
+    """A predicted run time in the form that decide_type takes."""
+
+    gpu_type: str
+    run_s: float
+    runs: int = 0
+    source: str = "specifications"
+
+    @property
+    def low_s(self) -> float:
+        return self.run_s
+
+    @property
+    def high_s(self) -> float:
+        return self.run_s
+
+    @property
+    def longest_s(self) -> float:
+        return self.run_s
+
+
+def least_end(waits_s: Sequence[float], run_s: Sequence[float]) -> int:
+    """The type that decide_type advises to a job that accepts all on which its run time is finite.
+
+    The waits and run times count as exact, and any gain counts: a job has no type of its own that it would keep.
+    """
+    names = {f"{kind:03}": kind for kind, each_s in enumerate(run_s) if np.isfinite(each_s)}
+    times = [_KnownTime(name, run_s[kind]) for name, kind in names.items()]
+    waits = [TypeWait(name, waits_s[kind], waits_s[kind], waits_s[kind], 0) for name, kind in names.items()]
+    found = decide_type(times, waits, (), GpuTypeRules(now_s=0, min_gain=0.0))
+    soonest = min(waits, key=lambda wait: (wait.wait_s, run_s[names[wait.gpu_type]], wait.gpu_type))
+    return names[found.best.gpu_type if found else soonest.gpu_type]
+
+
 class AdvisedType:
-    """Predicted wait plus run time, from snapshots of the queues that are up to snapshot_s old.
+    """The type of decide_type, from snapshots of the queues that are up to snapshot_s old.
 
     Jobs that were advised since the snapshot count as queued where they were sent. follow: share of the jobs that do
-    what they are told; the others ask for their fastest type. Unlike advice to users, it is never silent: a job has no
-    type of its own that it would otherwise ask for.
+    what they are told; the others ask for their fastest type. A job accepts every type: without advice, it goes where
+    it starts first.
     """
 
     def __init__(self, snapshot_s: float = 600.0, follow: float = 1.0, seed: int = 0) -> None:
@@ -152,11 +189,12 @@ class AdvisedType:
             self._seen_s, self._advised = seen_s, [[] for _ in queues]
         # A queue moves on after the snapshot: what is left of the wait is shorter by the snapshot's age.
         age_s = job.now_s - seen_s
-        ends = [
-            max(queue.predicted_wait_s(seen_s, job.gpus, more) - age_s, 0.0) + run_s if np.isfinite(run_s) else np.inf
-            for queue, more, run_s in zip(queues, self._advised, job.run_s.tolist(), strict=True)
+        run_s = job.run_s.tolist()
+        waits_s = [
+            max(queue.predicted_wait_s(seen_s, job.gpus, more) - age_s, 0.0) if np.isfinite(each_s) else np.inf
+            for queue, more, each_s in zip(queues, self._advised, run_s, strict=True)
         ]
-        advised = int(np.argmin(ends))
+        advised = least_end(waits_s, run_s)
         self._advised[advised].append((job.gpus, float(job.run_s[advised])))
         return advised if self._generator.random() < self._follow else fastest_type(queues, job)
 

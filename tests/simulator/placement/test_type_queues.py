@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from placement_rounds import random_problem
 
 from simulator.placement.arrivals import poisson_arrivals
@@ -17,6 +20,7 @@ from simulator.placement.queues import (
     Submission,
     TypeQueue,
     fastest_type,
+    least_end,
     simulate_queues,
 )
 from simulator.placement.rounds import simulate_rounds
@@ -85,10 +89,13 @@ def burst(jobs: int) -> PlacementProblem:
 
 
 def test_advice_since_the_snapshot_counts_as_queued() -> None:
-    """Ends on fast: 1,000, 2,000, 3,000; on slow 1,500, 3,000: the third job is better off on fast."""
+    """Ends on fast: 1,000, 2,000, 3,000; on slow 1,500, 3,000: the third job is better off on fast.
+
+    The fourth ends at the same time on both, and starts first on slow.
+    """
     record = simulate_queues(burst(4), AdvisedType())
     run_s = record.end_s - record.start_s
-    assert run_s.tolist() == [1000, 1500, 1000, 1000]
+    assert run_s.tolist() == [1000, 1500, 1000, 1500]
 
 
 def test_the_median_of_recent_waits_sends_everybody_to_the_same_type() -> None:
@@ -133,3 +140,11 @@ def test_no_job_is_moved_and_each_runs_once() -> None:
     run_s = record.end_s - record.start_s
     assert (np.abs(run_s[:, None] * problem.rates - problem.work[:, None]).min(axis=1) < 1e-6 * problem.work).all()
     assert (record.start_s >= problem.submit_s).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9) | st.just(math.inf)), min_size=1, max_size=4))
+def test_advice_is_the_least_wait_plus_run_time(types: list[tuple[float, float]]) -> None:
+    ends = [wait_s + run_s for wait_s, run_s in types]
+    assume(min(ends) < math.inf)
+    waits_s, run_s = zip(*types, strict=True)
+    assert ends[least_end(waits_s, run_s)] == min(ends)
