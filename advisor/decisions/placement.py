@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from advisor.decisions.short_queue import WAITS, ShortQueue, best_choice
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-WAITS = -1
-"""Place of a job that gets no GPUs now."""
 _LEAST_PRICE = 1e-3
 """Of the mean price. Without it, GPUs of a type that is not scarce are free, and a job's cost on them is 0."""
 _DIGITS = 9
@@ -46,6 +46,9 @@ class PlacementRules:
     ageing: the value of a job that never ran is multiplied by (1 + its wait / the least makespan) to this power; 0 is
     no ageing. The backlog is the measure, so that a site has nothing to tune.
     move_all: running jobs may be moved, if their owner allows it.
+    short_queue: where at most so many jobs have a choice, and the time of the next decision is known, all choices are
+    tried instead (short_queue.py): prices are of no use there. makespan_weight: of the makespan against the mean
+    completion time, then.
     solver_s: longest time of each of the two solvers. A live decision takes SOLVER_S. A simulation has more: its result
     must not depend on how busy the machine is.
     """
@@ -59,6 +62,8 @@ class PlacementRules:
     least_efficiency: float = 0.0
     ageing: float = 0.0
     move_all: bool = True
+    short_queue: int = 6
+    makespan_weight: float = 0.3
     solver_s: float = 30.0
 
 
@@ -72,7 +77,8 @@ class PlacementView:
     gpus: (jobs,) of each gang; a gang runs on one type. left: (jobs,) work left in any unit of the job's own.
     rates: (jobs, types) of the whole gang, units/s; 0 where it cannot run. placed: (jobs,) type that it runs on, or
     WAITS. waited_s: (jobs,) since submission, of jobs that never ran; 0 for others. may_move: (jobs,) whether the owner
-    allows a running job to be moved. capacity: (types,) GPUs in service.
+    allows a running job to be moved. capacity: (types,) GPUs in service. round_s: until the next decision,
+    None if it is not known.
     """
 
     gpus: Ints
@@ -82,6 +88,7 @@ class PlacementView:
     capacity: Ints
     waited_s: Floats | None = None
     may_move: Bools | None = None
+    round_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class PlacementDecision:
 class _Jobs:
     """Jobs that can run, in an order that does not depend on the caller's. left_s: on the fastest type.
 
-    speeds: relative to the fastest type. stays: jobs that keep the GPUs that they have.
+    speeds: relative to the fastest type. keeps: jobs that are not moved once they run.
     """
 
     rows: Ints
@@ -110,7 +117,13 @@ class _Jobs:
     speeds: Floats
     placed: Ints
     waited_s: Floats
-    stays: Bools
+    keeps: Bools
+
+    @property
+    def stays(self) -> Bools:
+        """Jobs that keep the GPUs that they have."""
+        found: Bools = self.keeps & (self.placed != WAITS)
+        return found
 
 
 def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -> PlacementDecision:
@@ -129,6 +142,11 @@ def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -
     kept = _busy(jobs, jobs.gpus * jobs.left_s / np.maximum(_own_speeds(jobs), 1e-12), len(view.capacity))
     work = jobs.gpus[waits], jobs.left_s[waits], jobs.speeds[waits]
     makespan_s, prices = price(*work, view.capacity, kept, rules.solver_s)
+    if view.round_s and 0 < np.count_nonzero(waits) <= rules.short_queue:
+        chosen = _try_all(jobs, view.capacity, view.round_s, makespan_s, rules)
+        if chosen is not None:
+            types[jobs.rows] = chosen
+            return PlacementDecision(types, prices, makespan_s)
     used = _busy(jobs, jobs.gpus.astype(float), len(view.capacity)).astype(np.int64)
     found = _part(jobs, waits)
     values, urgent = _values(found, prices, makespan_s, view.capacity, int(jobs.gpus.sum()), rules)
@@ -139,6 +157,28 @@ def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -
         types[found.rows[some]] = chosen
         free = free - _gpus_on(chosen, found.gpus[some], len(free))
     return PlacementDecision(types, prices, makespan_s)
+
+
+def _try_all(
+    jobs: _Jobs, capacity: Ints, round_s: float, makespan_s: float, rules: PlacementRules
+) -> tuple[int, ...] | None:
+    """The types of the jobs, by best_choice. Times are in units of the longest job, so that no unit matters."""
+    scale = float(jobs.left_s.max())
+    with np.errstate(divide="ignore"):
+        run_s = np.where(jobs.speeds > 0, _rounded(jobs.left_s / scale)[:, None] / jobs.speeds, np.inf)
+    return best_choice(
+        ShortQueue(
+            run_s=run_s.tolist(),
+            gpus=jobs.gpus.tolist(),
+            capacity=np.minimum(capacity, jobs.gpus.sum()).tolist(),
+            placed=jobs.placed.tolist(),
+            keeps=jobs.keeps.tolist(),
+            weights=_rounded((1 + jobs.waited_s / makespan_s) ** rules.ageing).tolist(),
+            round_s=max(float(np.round(round_s / scale, _DIGITS)), 10.0**-_DIGITS),
+            stay=rules.stay,
+            makespan_weight=rules.makespan_weight,
+        )
+    )
 
 
 def _gpus_on(types: Ints, gpus: Ints, number: int) -> Ints:
@@ -164,8 +204,8 @@ def check(view: PlacementView) -> None:
 
 
 def _sorted_jobs(view: PlacementView, rules: PlacementRules) -> _Jobs:
-    runs = view.placed != WAITS
-    stays = runs & (~view.may_move if rules.move_all and view.may_move is not None else not rules.move_all)
+    may_move = np.full(len(view.gpus), rules.move_all) if view.may_move is None else view.may_move & rules.move_all
+    stays = (view.placed != WAITS) & ~may_move
     fits = (view.rates > 0) & (view.gpus[:, None] <= view.capacity[None, :])
     rows = np.flatnonzero((fits.any(axis=1) & (view.left > 0)) | stays)
     rates = np.where(fits | stays[:, None], view.rates, 0.0)[rows]
@@ -174,7 +214,7 @@ def _sorted_jobs(view: PlacementView, rules: PlacementRules) -> _Jobs:
     speeds = _rounded(np.divide(rates, best[:, None], out=np.zeros_like(rates), where=known[:, None]))
     left_s = np.divide(view.left[rows], best, out=np.zeros(len(rows)), where=known)
     waited_s = np.zeros(len(rows)) if view.waited_s is None else view.waited_s[rows]
-    jobs = _Jobs(rows, view.gpus[rows], left_s, speeds, view.placed[rows], waited_s, stays[rows])
+    jobs = _Jobs(rows, view.gpus[rows], left_s, speeds, view.placed[rows], waited_s, ~may_move[rows])
     scale = max(float(left_s.max(initial=0.0)), 1e-300)
     keys = (rows, *speeds.T, jobs.placed, _rounded(-waited_s / scale), _rounded(left_s / scale), jobs.gpus)
     return _part(jobs, np.lexsort(keys))
@@ -187,7 +227,7 @@ def _rounded(values: Floats) -> Floats:
 def _part(jobs: _Jobs, rows: Ints | Bools) -> _Jobs:
     return _Jobs(
         jobs.rows[rows], jobs.gpus[rows], jobs.left_s[rows], jobs.speeds[rows], jobs.placed[rows], jobs.waited_s[rows],
-        jobs.stays[rows],
+        jobs.keeps[rows],
     )  # fmt: skip
 
 

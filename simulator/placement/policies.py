@@ -24,7 +24,9 @@ class PricedSrpt:
 
     def place(self, view: RoundView) -> RoundAllocation:
         """See decide_placement."""
-        seen = PlacementView(view.gpus, view.left, view.rates, view.placed, view.capacity, view.waited_s)
+        seen = PlacementView(
+            view.gpus, view.left, view.rates, view.placed, view.capacity, view.waited_s, round_s=view.round_s
+        )
         return on_one_type(view, decide_placement(seen, self.rules).types)
 
 

@@ -18,7 +18,7 @@ class RoundView:
 
     jobs: (rows,) their numbers. gpus, rates: as in the problem. left: (rows,) work left, as far as the policy may know.
     placed: (rows,) type of the round before, or WAITS. waited_s: (rows,) of jobs that never ran, 0 for others.
-    since_s: (rows,) since submission. done: (rows,) work done.
+    since_s: (rows,) since submission. done: (rows,) work done. round_s: of a round.
     """
 
     now_s: float
@@ -31,6 +31,7 @@ class RoundView:
     since_s: Floats
     done: Floats
     capacity: Ints
+    round_s: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def simulate_rounds(
             ahead = float(problem.submit_s[np.isnan(end)].min())
             now += max(np.ceil((ahead - now) / round_s), 1.0) * round_s
             continue
-        view = _view(problem, active, now, done, believed, last, start)
+        view = _view(problem, active, now, done, believed, last, start, round_s)
         begun = clock() if clock else 0.0
         found = policy.place(view)
         seconds.append((clock() if clock else 0.0) - begun)
@@ -124,7 +125,14 @@ def simulate_rounds(
 
 
 def _view(
-    problem: PlacementProblem, active: Ints, now: float, done: Floats, believed: Floats, last: Ints, start: Floats
+    problem: PlacementProblem,
+    active: Ints,
+    now: float,
+    done: Floats,
+    believed: Floats,
+    last: Ints,
+    start: Floats,
+    round_s: float,
 ) -> RoundView:
     since = now - problem.submit_s[active]
     left = np.maximum(believed[active] - done[active], 0.1 * believed[active])
@@ -141,6 +149,7 @@ def _view(
         since_s=since,
         done=done[active],
         capacity=problem.capacity,
+        round_s=round_s,
     )
 
 

@@ -98,7 +98,7 @@ def test_brute_force_of_three_jobs_by_hand():
 
 
 def test_small_instances_against_brute_force_and_bounds():
-    gaps = []
+    gaps, makespans = [], []
     for seed in range(100):
         small = random_instance(np.random.default_rng(seed), most_jobs=4)
         best = best_schedules(small, 1.0, 6)
@@ -110,9 +110,15 @@ def test_small_instances_against_brute_force_and_bounds():
         gaps.append(record.end_s.mean() / best.mean_jct_s - 1)
         assert gaps[-1] >= -1e-9 or record.end_s.max() > 6
         assert record.end_s.max() >= best.makespan_s * (1 - 1e-9)
+        soon = simulate_rounds(small, PricedSrpt(PlacementRules(makespan_weight=10.0)), 1.0, 0.0)
+        makespans.append([each.end_s.max() / best.makespan_s - 1 for each in (record, soon)])
     assert len(gaps) >= 90
-    assert np.mean(gaps) <= 0.05
+    assert np.mean(gaps) <= 0.02
     assert max(gaps) <= 0.25
+    both, makespan_first = np.array(makespans).T
+    assert both.mean() <= 0.05
+    assert makespan_first.mean() <= 0.02
+    assert makespan_first.max() <= 0.25
 
 
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES), st.booleans())

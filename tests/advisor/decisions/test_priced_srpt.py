@@ -41,7 +41,9 @@ def random_view(seed: int) -> PlacementView:
             placed[job] = kind
             free[kind] -= gpus[job]
     waited_s = np.where(placed == WAITS, rng.choice([0.0, 5.0, 50.0], jobs), 0.0)
-    return PlacementView(gpus, rng.choice([1.0, 3.0, 8.0], jobs), rates, placed, capacity, waited_s)
+    left, round_s = rng.choice([1.0, 3.0, 8.0], jobs), float(rng.choice([0.0, 0.7, 4.0])) or None
+    may_move = rng.random(jobs) < 0.5 if seed % 3 == 0 else None
+    return PlacementView(gpus, left, rates, placed, capacity, waited_s, may_move, round_s)
 
 
 def test_one_job_takes_the_type_where_it_is_faster():
@@ -159,7 +161,8 @@ def test_no_gpu_is_used_twice_and_no_type_of_zero_speed(seed, rules):
 
 def rows_placed(seen: PlacementView, types: np.ndarray) -> list[tuple[float, ...]]:
     """Jobs with their types; jobs alike in everything are interchangeable."""
-    columns = np.column_stack([seen.gpus, seen.left, seen.rates, seen.placed, seen.waited_s, types])
+    may_move = np.ones(len(types)) if seen.may_move is None else seen.may_move
+    columns = np.column_stack([seen.gpus, seen.left, seen.rates, seen.placed, seen.waited_s, may_move, types])
     return sorted(tuple(row) for row in columns.tolist())
 
 
@@ -169,8 +172,9 @@ def test_another_order_of_jobs_changes_nothing(seed, rules):
     seen = random_view(seed)
     order = np.random.default_rng(seed + 1).permutation(len(seen.gpus))
     other = PlacementView(
-        seen.gpus[order], seen.left[order], seen.rates[order], seen.placed[order], seen.capacity, seen.waited_s[order]
-    )
+        seen.gpus[order], seen.left[order], seen.rates[order], seen.placed[order], seen.capacity, seen.waited_s[order],
+        None if seen.may_move is None else seen.may_move[order], seen.round_s,
+    )  # fmt: skip
     assert rows_placed(seen, decide_placement(seen, rules).types) == rows_placed(
         other, decide_placement(other, rules).types
     )
@@ -183,7 +187,9 @@ def test_another_unit_of_work_of_one_job_or_of_time_changes_nothing(seed, factor
     units = np.ones(len(seen.gpus))
     units[seed % len(units)] = factor
     of_work = replace(seen, left=seen.left * units, rates=seen.rates * units[:, None])
-    of_time = replace(seen, rates=seen.rates / factor, waited_s=seen.waited_s * factor)
+    of_time = replace(
+        seen, rates=seen.rates / factor, waited_s=seen.waited_s * factor, round_s=seen.round_s and seen.round_s * factor
+    )
     found = decide_placement(seen, rules)
     assert decide_placement(of_work, rules).types.tolist() == found.types.tolist()
     slower = decide_placement(of_time, rules)

@@ -32,6 +32,7 @@ def view_of(
         since_s=np.array(since_s or [0.0] * jobs, dtype=float),
         done=np.array(done or [0.0] * jobs, dtype=float),
         capacity=np.array(capacity),
+        round_s=360.0,
     )
 
 

@@ -1,0 +1,111 @@
+"""The search over a short queue: known answers, and the least cost of all list schedules."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.decisions import short_queue
+from advisor.decisions.short_queue import WAITS, ShortQueue, best_choice, choices
+
+
+def queue_of(run_s, capacity, gpus=None, **more):
+    jobs = len(run_s)
+    known = {
+        "placed": [WAITS] * jobs, "keeps": [False] * jobs, "weights": [1.0] * jobs, "round_s": 1.0, "stay": 1.02,
+        "makespan_weight": 0.3,
+    }  # fmt: skip
+    return ShortQueue(run_s, gpus or [1] * jobs, capacity, **(known | more))
+
+
+def random_queue(seed: int, jobs: int = 4) -> ShortQueue:
+    rng = np.random.default_rng(seed)
+    run_s = np.where(rng.random((jobs, 2)) < 0.8, rng.uniform(0.3, 4, (jobs, 2)), math.inf)
+    run_s[:, 0] = np.where(np.isinf(run_s).all(axis=1), 1.0, run_s[:, 0])
+    capacity = [3, 2]
+    gpus = rng.integers(1, 3, jobs).tolist()
+    return queue_of(
+        run_s.tolist(), capacity, gpus, keeps=[bool(seed % 2)] * jobs, weights=rng.uniform(1, 2, jobs).tolist()
+    )
+
+
+def test_the_shorter_job_goes_first():
+    assert best_choice(queue_of([[3.0], [2.0]], [1])) == (WAITS, 0)
+
+
+def test_a_weight_lets_the_longer_job_go_first():
+    assert best_choice(queue_of([[3.0], [2.0]], [1], weights=[2.0, 1.0])) == (0, WAITS)
+
+
+def test_a_job_waits_for_the_fast_type_only_if_it_cannot_be_moved_later():
+    # Fast takes 1 each; slow 9. The second job ends at 2 if it waits.
+    both = queue_of([[1.0, 9.0], [1.0, 9.0]], [1, 1])
+    assert sorted(best_choice(both)) == [0, 1]
+    assert sorted(best_choice(replace(both, keeps=[True, True]))) == [WAITS, 0]
+
+
+def test_a_job_that_keeps_its_gpus_stays_where_it_is_slow():
+    running = queue_of([[1.0, 9.0], [8.0, math.inf]], [1, 1], placed=[1, WAITS], keeps=[True, True])
+    assert best_choice(running) == (1, 0)
+    assert best_choice(replace(running, keeps=[False, False])) == (0, WAITS)
+
+
+def test_a_type_with_fewer_gpus_than_its_job_holds_starts_nothing():
+    shrunk = queue_of([[3.0], [1.0]], [1], [2, 1], placed=[0, WAITS], keeps=[True, True])
+    assert best_choice(shrunk) == (0, WAITS)
+
+
+def test_a_job_is_moved_only_if_that_gains_more_than_the_factor():
+    almost = queue_of([[3.0, 2.97]], [1, 1], placed=[0])
+    assert best_choice(almost) == (0,)
+    assert best_choice(replace(almost, stay=1.0)) == (1,)
+
+
+def test_the_makespan_counts_by_its_weight():
+    # Two short jobs first: ends 1, 1, 5. The long one first, beside a short one: ends 4, 1, 2.
+    three = queue_of([[1.0], [1.0], [4.0]], [2], makespan_weight=0.0)
+    assert best_choice(three) == (0, 0, WAITS)
+    assert best_choice(replace(three, makespan_weight=2.0))[2] == 0
+
+
+def test_no_job_that_can_be_moved_waits_beside_idle_gpus():
+    assert list(choices(queue_of([[1.0], [1.0]], [3]))) == [(0, 0)]
+    assert set(choices(queue_of([[1.0], [1.0]], [1], keeps=[True, True]))) == {(0, WAITS), (WAITS, 0), (WAITS, WAITS)}
+
+
+def least_cost(queue: ShortQueue, choice: tuple[int, ...]) -> float:
+    """Of all list schedules after a choice, one by one."""
+    rest = short_queue._after(queue, choice)
+    best = math.inf
+    for order in permutations(rest.run_s):
+        for kinds in product(range(len(queue.capacity)), repeat=len(order)):
+            cost, last_s, free = rest.cost, rest.last_s, [list(each) for each in rest.free]
+            for job, kind in zip(order, kinds, strict=True):
+                start_s = sorted(free[kind])[queue.gpus[job] - 1]
+                end_s = start_s + rest.run_s[job][kind]
+                if end_s < math.inf:
+                    held = math.ceil(rest.run_s[job][kind] / queue.round_s - 1e-9) * queue.round_s
+                    free[kind] = sorted(free[kind])[queue.gpus[job] :] + [start_s + held] * queue.gpus[job]
+                cost, last_s = cost + queue.weights[job] * end_s, max(last_s, end_s)
+            best = min(best, cost + queue.makespan_weight * len(queue.gpus) * last_s)
+    return best
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_the_choice_costs_least_of_all(seed):
+    queue = random_queue(seed)
+    found = best_choice(queue)
+    assert least_cost(queue, found) == pytest.approx(min(least_cost(queue, each) for each in choices(queue)))
+
+
+def test_a_search_that_ends_early_leaves_a_choice(monkeypatch):
+    monkeypatch.setattr(short_queue, "MOST_STEPS", 6)
+    queue = random_queue(5, jobs=6)
+    assert best_choice(queue) in set(choices(queue))
