@@ -54,7 +54,7 @@ class PlacementRules:
     """
 
     exponent: float = 0.2
-    few_exponent: float = 0.8
+    few_exponent: float = 0.6
     crowded: float = 2.0
     stay: float = 1.02
     urgent: float = 1.15
