@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from advisor.decisions.short_queue import WAITS, ShortQueue, best_choice
+from advisor.decisions.short_queue import WAITS as WAITS
+from advisor.decisions.short_queue import ShortQueue, best_choice
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -143,9 +144,9 @@ def decide_placement(view: PlacementView, rules: PlacementRules | None = None) -
     work = jobs.gpus[waits], jobs.left_s[waits], jobs.speeds[waits]
     makespan_s, prices = price(*work, view.capacity, kept, rules.solver_s)
     if view.round_s and 0 < np.count_nonzero(waits) <= rules.short_queue:
-        chosen = _try_all(jobs, view.capacity, view.round_s, makespan_s, rules)
-        if chosen is not None:
-            types[jobs.rows] = chosen
+        choice = _try_all(jobs, view.capacity, view.round_s, makespan_s, rules)
+        if choice is not None:
+            types[jobs.rows] = choice
             return PlacementDecision(types, prices, makespan_s)
     used = _busy(jobs, jobs.gpus.astype(float), len(view.capacity)).astype(np.int64)
     found = _part(jobs, waits)
