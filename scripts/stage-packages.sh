@@ -79,7 +79,8 @@ trim_program() {
 LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
     slurm_hooks.restart.wrapper slurm_hooks.advice.times_file slurm_hooks.advice.waits_file slurm_hooks.submit.dialogue
-    slurm_hooks.submit.type_proposal telemetry.slurm.commands telemetry.slurm.sbatch'
+    slurm_hooks.submit.type_proposal slurm_hooks.submit.packing_note telemetry.slurm.commands
+    telemetry.slurm.sbatch'
 move_compiled() {
     local file
     # shellcheck disable=SC2086 # words

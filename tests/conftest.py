@@ -60,6 +60,7 @@ SLOW = {
     "test_report_due.py",
     "test_report_due_trouble.py",
     "test_reprioritize.py",
+    "test_packing_notes.py",
     "test_sbatch_almanac.py",
     "test_services.py",
     "test_share_search.py",

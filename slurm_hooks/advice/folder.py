@@ -187,6 +187,31 @@ class AdviceDir:
         with taken_back(self.user / staged.name, self.owner_uid) as handle:
             put(staged.temporary, SHOWN, handle)
 
+    def give(self, uid: int, name: str, content: bytes) -> bool:
+        """Replace one more file beside a user's copy, which only they can read: for showing only.
+
+        False where it cannot be given to them. Raises StoreError.
+        """
+        with explained(self.user, self.root):
+            temporary, handle = stage(self.user, content)
+        try:
+            os.fchmod(handle, FILE_MODE)
+            if self.owner_uid == 0 and not gives(handle, uid):
+                return False
+            with taken_back(self.user / str(uid), self.owner_uid) as place:
+                put(temporary, name, place)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def take(self, uid: int, name: str) -> None:
+        """Take such a file away where it is there."""
+        with contextlib.suppress(OSError), opened(self.user / str(uid)) as handle:
+            os.unlink(name, dir_fd=handle)
+
     def remove(self, name: str) -> None:
         """Take both copies away; a user's folder that holds more than ours stays. Raises StoreError."""
         with explained(self.sched / name, self.root):

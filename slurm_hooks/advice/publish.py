@@ -35,6 +35,8 @@ from slurm_hooks.advice.file import (
     unwritable,
 )
 from slurm_hooks.advice.folder import AdviceDir
+from slurm_hooks.advice.packing import give_packing
+from slurm_hooks.advice.packing_file import NAME, PackingRow
 from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, changed_rows, record
 from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
 from slurm_hooks.advice.workers import rows_by_user
@@ -140,19 +142,25 @@ def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
 
 @dataclass
 class _Plan:
-    """names: files that have rows. files: name, content and uid of those to be written; users: whose they are."""
+    """names: files that have rows. files: name, content and uid of those to be written; users: whose they are.
+
+    packing: by uid the rows of the packing file, of all users that this run computed.
+    """
 
     names: set[str] = field(default_factory=set)
     files: list[tuple[str, bytes, int]] = field(default_factory=list)
     users: dict[str, str] = field(default_factory=dict)
     tables: list[pa.Table] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    packing: dict[int, list[PackingRow]] = field(default_factory=dict)
 
 
 def _plan(job: PublishRun, plan: _Plan, rows: Iterable[tuple[FileInputs, UserRows]], outcome: Published) -> None:
     changes = []
     for known, own in rows:
         plan.names.add(known.name)
+        if known.name != SITE:
+            plan.packing[known.uid] = own.packing
         before, content = _before(job, known.name)
         outcome.cut += own.cut
         after = _after(job, known, own.rows, before, content, outcome)
@@ -185,7 +193,7 @@ def _settings(job: PublishRun) -> str:
     """What changes with all that rows are made from but the user's own record."""
     trained, config = job.trained, job.config
     model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
-    sections = (config.advice, config.rolling, config.priority, config.tiers, config.hooks, job.mode)
+    sections = (config.advice, config.rolling, config.priority, config.tiers, config.hooks, config.packing, job.mode)
     return repr((FORMAT, __version__, model, sections))
 
 
@@ -313,7 +321,10 @@ def _apply(job: PublishRun, plan: _Plan, outcome: Published) -> None:
     if plan.files:
         outcome.not_shown = [plan.users[name] for name in job.folder.write(plan.files)]
     for name in plan.gone:
+        job.folder.take(int(name), NAME)
         job.folder.remove(name)
+    for uid, rows in plan.packing.items():
+        give_packing(job.folder, uid, rows, job.now_s + job.lifetime_s)
 
 
 def _removals(job: PublishRun, names: Sequence[str]) -> Iterator[PublishedChange]:

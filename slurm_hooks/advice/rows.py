@@ -24,6 +24,8 @@ from almanac.names import name_key
 from almanac.records import Advice, ExpectedWait, Request
 from almanac.units import DAY_S, format_duration
 from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, RowKind, render_row
+from slurm_hooks.advice.packing import packing_rows
+from slurm_hooks.advice.packing_file import PackingRow
 
 NAMELESS = ("", "-")
 MAX_GPU_COUNTS = 100
@@ -39,11 +41,12 @@ LEAST_ROW_BYTES = len(render_row(Row(FAMILY, 0, 0))) - 1
 class UserRows:
     """A user's rows: families newest first, then GPU counts, then any job.
 
-    cut: older families that no row was made for, because the file cannot hold one.
+    cut: older families that no row was made for, because the file cannot hold one. packing: of the packing file.
     """
 
     rows: list[Row] = field(default_factory=list)
     cut: int = 0
+    packing: list[PackingRow] = field(default_factory=list)
 
 
 def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> dict[str, UserRows]:
@@ -75,6 +78,9 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
         row, user = row_of(kind, advice, config), advice.request.user
         if row is not None:
             rows.setdefault(user, UserRows(cut=cut.get(user, 0))).rows.append(row)
+    for user, packing in packing_rows(history, trained, config, now_s).items():
+        if user in rows:
+            rows[user].packing = packing
     return rows
 
 

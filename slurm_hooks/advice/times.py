@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import PublishRun
 from slurm_hooks.advice.times_file import NAME, Family, render_times
 from telemetry.history import load_history_table
-from telemetry.store.user_files import FILE_MODE, Uids, explained, gives, owners_of, put, stage, taken_back, uid_of
+from telemetry.store.user_files import Uids, owners_of, uid_of
 
 CHUNK = 200
 """Users whose runs are held in memory together."""
@@ -74,7 +73,7 @@ def _publish_one(
     found = dict(_times(own, table, _bounds(job.folder, uid), job.config))
     if not found:
         return
-    if write_times(job.folder, uid, render_times(job.now_s + job.lifetime_s, found)):
+    if job.folder.give(uid, NAME, render_times(job.now_s + job.lifetime_s, found)):
         outcome.written += 1
         outcome.families += len(found)
     else:
@@ -100,21 +99,3 @@ def _times(
         times = family_times(key, families, table, fit, config.training.coverage)
         if len(times) >= MIN_TYPES:
             yield family, times
-
-
-def write_times(folder: AdviceDir, uid: int, content: bytes) -> bool:
-    """Replace one user's file, which only they can read; False where it cannot be given to them. Raises StoreError."""
-    with explained(folder.user, folder.root):
-        temporary, handle = stage(folder.user, content)
-    try:
-        os.fchmod(handle, FILE_MODE)
-        if folder.owner_uid == 0 and not gives(handle, uid):
-            return False
-        with taken_back(folder.user / str(uid), folder.owner_uid) as place:
-            put(temporary, NAME, place)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-        temporary.unlink(missing_ok=True)
-    return True

@@ -226,6 +226,47 @@ local function type_proposal(almanac, tiers, options, request, now, root, own, l
   return types.propose(tiers, request, times, waits, key)
 end
 
+-- Whether the job packs its GPUs already, as far as its script or what is wrapped tells.
+local function packs(almanac, options, program)
+  local argv, command = options["argv"], options["wrap"]
+  local path = not command and type(argv) == "table" and argv[1]
+  if type(path) == "string" then
+    local folder = string.sub(path, 1, 1) ~= "/" and options["chdir"]
+    path = (folder and folder .. "/" or "") .. path
+    command = not is_pipe(path) and almanac.slurp(path)
+  end
+  return string.find(command or "", program, 1, true) ~= nil
+end
+
+-- A note for an array whose tasks can share a GPU, once a day for each job family. own: the user's advice folder.
+local function note_packing(modules, tiers, options, request, advice, now, own)
+  if options["type"] ~= "sbatch" or is_pipe(own .. "/packing") then
+    return
+  end
+  local text = modules.almanac.slurp(own .. "/packing")
+  local packing = text and dofile(modules.dir .. "packing.lua")
+  local name = M.job_name(options)
+  local key = modules.almanac.job_key(name)
+  local row = packing and packing.parse(text, now, key, request.gpu_count)
+  if not row or string.find(key, packing.PROGRAM, 1, true) == 1 or not packing.fits(tiers, request, advice.tiers, row)
+    or not packing.is_sweep(options["array"]) or packs(modules.almanac, options, packing.PROGRAM) then
+    return
+  end
+  local folder, proposal = own_folder(), modules.proposal
+  local path = folder and folder .. "packing"
+  local noted = proposal.parse_choices(read_own(path, 65536))
+  local earlier = proposal.find_choice(noted, row.key, row.gpus)
+  local age = earlier and now - earlier.time
+  if (age and age >= 0 and age < packing.AGAIN_S) or not has_terminal() then
+    return
+  end
+  io.stderr:write(proposal.note(row.text))
+  local new = { key = row.key, gpus = row.gpus, word = "asked", tier = "packing", time = now }
+  if path then
+    write_own(path, proposal.choices_text(noted, new, packing.AGAIN_S))
+  end
+end
+
 -- mode: $ALMANAC_ADVICE, nil where it is not set. advice_dir: the root of the advice files. lua_dir: where the modules
 -- are. offset: of a component of a het job.
 function M.run(options, mode, advice_dir, lua_dir, offset)
@@ -253,11 +294,13 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
     function() return proposal.propose(tiers, request, row, advice) end,
     function() return type_proposal(almanac, tiers, options, request, now, advice_dir, own, lua_dir) end,
   }
+  local chosen, is_proposed = MODES[mode] and mode or advice.prompt, false
   for _, find in ipairs(finders) do
     local found = find()
     local is_changed, was_told
     if found then
-      is_changed, was_told = settle(modules, found, options, MODES[mode] and mode or advice.prompt, now)
+      is_proposed = true
+      is_changed, was_told = settle(modules, found, options, chosen, now)
     end
     if is_changed then
       options[string.match(found.option, "^%-%-(.*)")] = found.value
@@ -265,6 +308,10 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
     if is_changed or was_told then
       return
     end
+  end
+  -- Beside another tier or type, silent or not, packing would be a second advice on the same GPU.
+  if not is_proposed and (chosen == "show" or chosen == "ask") and type(options["array"]) == "string" then
+    note_packing(modules, tiers, options, request, advice, now, own)
   end
 end
 

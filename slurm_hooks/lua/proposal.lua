@@ -99,6 +99,11 @@ function M.checked(found, is_offered)
   end
 end
 
+-- Text to show as it is, such as a note on packing.
+function M.note(text)
+  return wrapped(text, HEAD)
+end
+
 -- The tier, the evidence, the expected waits, and why the change is not offered.
 -- The reader of the advice file lets only printable ASCII pass.
 function M.message(found)
@@ -164,13 +169,14 @@ local function written(choice)
 end
 
 -- The file's text with the new answer first; questions of over an hour ago and the last lines of too many go.
-function M.choices_text(choices, new)
+-- kept: seconds in place of an hour.
+function M.choices_text(choices, new, kept)
   local lines = { written(new) }
   local room = MAX_BYTES - #lines[1]
   for _, choice in ipairs(choices) do
     local age = new.time - choice.time
     local is_same = choice.key == new.key and choice.gpus == new.gpus
-    if not is_same and (choice.word ~= "asked" or (age >= 0 and age < ASK_AGAIN_S)) then
+    if not is_same and (choice.word ~= "asked" or (age >= 0 and age < (kept or ASK_AGAIN_S))) then
       local line = written(choice)
       room = room - #line
       if room < 0 then

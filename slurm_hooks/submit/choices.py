@@ -33,9 +33,9 @@ class Choice:
     tier: str
     time_s: int
 
-    def is_recent(self, now_s: int) -> bool:
-        """Whether the user saw the advice within the last hour; False for a time in the future."""
-        return 0 <= now_s - self.time_s < ASK_AGAIN_S
+    def is_recent(self, now_s: int, within_s: int = ASK_AGAIN_S) -> bool:
+        """Whether the user saw the advice within this time; False for a time in the future."""
+        return 0 <= now_s - self.time_s < within_s
 
 
 def choices_path(environ: Mapping[str, str]) -> str | None:
@@ -86,13 +86,13 @@ def find(choices: Iterable[Choice], key: str, gpus: int) -> Choice | None:
     return next((choice for choice in choices if (choice.key, choice.gpus) == (key, gpus)), None)
 
 
-def replaced(choices: Iterable[Choice], new: Choice) -> tuple[Choice, ...]:
-    """The answers with the new one first, without questions older than an hour, cut at MAX_BYTES."""
+def replaced(choices: Iterable[Choice], new: Choice, kept_s: int = ASK_AGAIN_S) -> tuple[Choice, ...]:
+    """The answers with the new one first, without questions older than kept_s, cut at MAX_BYTES."""
     kept = [new]
     room = MAX_BYTES - len(_line(new))
     for choice in choices:
         is_same = (choice.key, choice.gpus) == (new.key, new.gpus)
-        if is_same or (choice.word == "asked" and not choice.is_recent(new.time_s)):
+        if is_same or (choice.word == "asked" and not choice.is_recent(new.time_s, kept_s)):
             continue
         room -= len(_line(choice))
         if room < 0:

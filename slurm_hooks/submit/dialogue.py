@@ -77,8 +77,9 @@ def advise(
     if mode != "apply" and (terminal is None or any(name in submission.options for name in QUIET)):
         return argv, False
     is_placed = any(name in submission.options for name in PLACING)
-    path = choices.choices_path(environ)
+    path, is_proposed = choices.choices_path(environ), False
     for proposal in _proposals(request, advice, root, own, now_s, is_placed):
+        is_proposed = True
         changed = with_option(argv, submission, proposal.change)
         shown = proposal if changed is not None else replace(proposal, change=Rewrite())
 
@@ -92,7 +93,43 @@ def advise(
         is_changed, was_told = _settle(mode, shown, is_offered, path, now_s, terminal)
         if is_changed or was_told:
             return (changed if changed and is_changed else argv), was_told
-    return argv, False
+    # Beside another tier or type, silent or not, packing would be a second advice on the same GPU.
+    may_note = terminal is not None and not is_proposed and mode in ("show", "ask") and request.is_array
+    return argv, may_note and _note_packing(submission, request, advice, own, path, now_s, terminal)
+
+
+def _note_packing(
+    submission: SbatchRequest,
+    request: Request,
+    advice: AdviceFile,
+    own: str,
+    path: str | None,
+    now_s: int,
+    terminal: Terminal | None,
+) -> bool:
+    """Tell of an array whose tasks can share a GPU, once a day for each job family. Returns whether it said it."""
+    from slurm_hooks.advice.packing_file import NAME, usable_packing  # late: for arrays only
+
+    file = usable_packing(f"{own}/{NAME}", now_s)
+    if file is None or terminal is None:
+        return False
+    from slurm_hooks.submit import packing_note
+
+    texts = {name: option.value or "" for name, option in submission.options.items()}
+    command = texts.get("wrap", "")
+    with suppress(OSError):
+        command += _script(submission.script, texts.get("chdir", "")) if submission.script else ""
+    row = packing_note.find_note(request, texts.get("array", ""), command, advice.tiers, file)
+    kept = f"{os.path.dirname(path)}/{NAME}" if path else None  # noqa: PTH120
+    seen = choices.read(kept)
+    if row is None or packing_note.was_noted(choices.find(seen, row.key, row.gpus), now_s):
+        return False
+    terminal.write(packing_note.note(row))
+    new = packing_note.noted(row, now_s)
+    with suppress(OSError):
+        if kept:
+            choices.write(kept, choices.replaced(seen, new, packing_note.AGAIN_S))
+    return True
 
 
 def _proposals(

@@ -140,23 +140,23 @@ def message(proposal: Proposal) -> str:
     """The tier, the evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
     row, asked, tier = proposal.row, proposal.asked, proposal.tier
     too_small = f"{asked.name} is too small, " if asked and asked.size < tier.size else ""
-    said = _wrapped(proposal.said or f"{too_small}{tier.name} is enough: {row.text}", HEAD)
+    said = wrapped(proposal.said or f"{too_small}{tier.name} is enough: {row.text}", HEAD)
     if row.waits:
         waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
-        said += _wrapped(f"Expected wait: {waits}.", INDENT)
+        said += wrapped(f"Expected wait: {waits}.", INDENT)
     if proposal.not_offered:
-        said += _wrapped(f"No change: {proposal.not_offered}.", INDENT)
+        said += wrapped(f"No change: {proposal.not_offered}.", INDENT)
     return said
 
 
 def question(proposal: Proposal) -> str:
     """The question in two lines; the cursor stays on the second."""
-    submit = _wrapped(f"Submit with {typed(proposal.change)} instead?", INDENT)
+    submit = wrapped(f"Submit with {typed(proposal.change)} instead?", INDENT)
     return f"{submit}{INDENT}[y]es, [N]o, [a]lways, or ne[v]er for this job: "
 
 
 def always_said(proposal: Proposal) -> str:
-    return _wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD)
+    return wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD)
 
 
 def typed(change: Rewrite) -> str:
@@ -167,7 +167,7 @@ def typed(change: Rewrite) -> str:
     return f"{name} {quoted}" if name else f"{change.option}={quoted}"
 
 
-def _wrapped(text: str, head: str) -> str:
+def wrapped(text: str, head: str) -> str:
     """Lines of at most COLUMNS, unless a word is longer. A number stays on one line with its unit.
 
     The file's reader lets only printable ASCII pass, so the text has no byte 1 of its own.
