@@ -55,6 +55,7 @@ SLOW = {
     "test_power_rules.py",
     "test_properties.py",
     "test_publish.py",
+    "test_publish_packing.py",
     "test_redfish.py",
     "test_report.py",
     "test_report_due.py",
