@@ -84,6 +84,7 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 def _show(report: SiteReport) -> None:
     """The to-do list and the totals, within 80 columns."""
+    from reports.site.packing import packing_table
     from reports.site.power import power_table
     from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
     from reports.site.tasks import request_tasks, waste_tasks
@@ -97,6 +98,7 @@ def _show(report: SiteReport) -> None:
         "Requests larger than needed (no GPU-hours to win, but shorter queues)", request_tasks(report, MOST_REQUESTS)
     )
     _show_part("Advice", advice_table(report))
+    _show_part("Sharing GPUs", packing_table(report))
     power = power_table(report.power, report.config)
     _show_part("Node power", power if isinstance(power, str) else power.narrowed("CO2"))
     names = "" if report.has_names else ", --names shows users"

@@ -23,6 +23,8 @@ from almanac.mig import profile_name
 from telemetry.metrics.data_quality import OK
 
 Floats = npt.NDArray[np.float64]
+PACKED = "almanac-pack"
+"""How the name of a job begins that is almanac-pack itself: its GPUs are shared already."""
 NEWEST_RUNS = 20
 """Runs of a family that count (almanac's own choice)."""
 _FAMILY = ["user", "name_key", "gpu_count"]
@@ -72,7 +74,8 @@ def packing_families(
 
 def _newest_runs(known: pd.DataFrame, since_s: int) -> pd.DataFrame:
     """The newest runs of the newest families, oldest end first."""
-    is_named = ~known["name_key"].isin(NAMELESS) & known["user"].fillna("").ne("")
+    names = known["name_key"]
+    is_named = ~names.isin(NAMELESS) & ~names.str.startswith(PACKED) & known["user"].fillna("").ne("")
     is_run = ((known["end_s"] >= since_s) & (known["gpu_count"] >= 1) & is_named).to_numpy(dtype=bool)
     runs = known[is_run].sort_values(["end_s", "job_id", "submit_s"], kind="stable")
     ends = runs.groupby(_FAMILY, sort=False)["end_s"].max().sort_values(ascending=False, kind="stable")

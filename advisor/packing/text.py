@@ -28,6 +28,32 @@ def packing_sentence(advice: PackingAdvice, name_width: int = NAME_WIDTH) -> str
     return f"Share a GPU with {named(advice.members[1], name_width)}: speeds {first} and {second}, {gain}."
 
 
+def packing_headline(advice: PackingAdvice) -> str:
+    """The same in a few words; "" where nothing is advised."""
+    if not advice.is_advised or advice.gain is None:
+        return ""
+    whom = f"{_NUMBERS[advice.tasks]} of these can share a GPU"
+    if not advice.is_with_itself:
+        whom = f"can share a GPU with {named(advice.members[1])}"
+    return f"{whom} ({_range(advice.gain)} times the work)"
+
+
+def packing_evidence(advice: PackingAdvice) -> str:
+    """What the members need of a GPU together; "" where that is not known."""
+    demand, said = advice.demand, []
+    if demand is not None:
+        said.append(
+            f"Together they need about {demand.sm:.0%} of a GPU's multiprocessors and {demand.dram:.0%} of its memory "
+            "bandwidth."
+        )
+    if advice.needed_mib is not None and advice.usable_mib is not None and advice.risk:
+        said.append(
+            f"At most about 1 in {1 / advice.risk:.0f} times, they need more than {format_gib(advice.needed_mib)} of "
+            f"its memory; {format_gib(advice.usable_mib)} can be used."
+        )
+    return " ".join(said)
+
+
 def packing_command(advice: PackingAdvice) -> str:
     """How to do it; "" where nothing is advised."""
     if not advice.is_advised:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 
+from advisor.decisions.packing import PackingAdvice
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
@@ -36,7 +37,8 @@ class JobContext:
     job_metrics. advice: what `almanac advise` would say now about the same submission; None if the job never started,
     or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues. site:
     what the site adds to the report.
-    is_live: the job still runs, and the figures are those so far.
+    is_live: the job still runs, and the figures are those so far. packing: which jobs like this one can share a GPU;
+    None: none, or not known.
     """
 
     cluster: str
@@ -51,6 +53,7 @@ class JobContext:
     earlier_runs: tuple[JobRow, ...] = ()
     site: SiteChoices = field(default_factory=SiteChoices)
     is_live: bool = False
+    packing: PackingAdvice | None = None
 
     @property
     def job_id(self) -> int:
@@ -145,7 +148,7 @@ def _build(
     metrics = {key: rows[0] for key, rows in _by_run(store, "job_metrics", MetricsRow, jobs).items()}
     gpus = _by_run(store, "gpu_metrics", GpuRow, jobs)
     wanted = [_wanted(job, metrics.get(_key(job), {}), gpus.get(_key(job), [])) for job in jobs]
-    advices = {} if is_bare else _advise(store, jobs, config, now_s)
+    advices, packing = ({}, {}) if is_bare else _advise(store, jobs, config, now_s)
     found = load_series(store, wanted) if has_series else [None] * len(jobs)
     choices = choices_of(config)
     spans = [(job["submit_s"], job["end_s"] or now_s) for job in jobs]
@@ -163,6 +166,7 @@ def _build(
             tiers=config.tiers,
             earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
             site=choices,
+            packing=packing.get(_key(job)),
         )
         for (*earlier, job), span, series in zip(runs, spans, found, strict=True)
     ]
@@ -210,13 +214,16 @@ def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesR
     )
 
 
-def _advise(store: ClusterStore, jobs: Sequence[JobRow], config: Config, now_s: int) -> dict[tuple[int, int], Advice]:
-    """What `almanac advise` would say now about the same submission, by run (job_id, submit_s)."""
+def _advise(
+    store: ClusterStore, jobs: Sequence[JobRow], config: Config, now_s: int
+) -> tuple[dict[tuple[int, int], Advice], dict[tuple[int, int], PackingAdvice]]:
+    """What `almanac advise` would say now about the same submission, by run (job_id, submit_s); and of packing it."""
     # `almanac jobs` needs the class JobContext alone, and these imports take 0.3 s.
     from advisor.artefacts import load
     from advisor.evaluation.recorded import recorded_requests
     from advisor.lifecycle import trusted
     from advisor.service import advise_many
+    from reports.job.packing import packing_by_run
 
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
@@ -224,8 +231,9 @@ def _advise(store: ClusterStore, jobs: Sequence[JobRow], config: Config, now_s: 
     chosen = [place for place, key in enumerate(keys) if key in wanted]
     requests = recorded_requests(history.iloc[chosen], config.tiers)
     trained = trusted(load(store.models_dir), config, now_s)
-    advices = advise_many(requests, history, trained, config, now_s)
-    return {keys[place]: advice for place, advice in zip(chosen, advices, strict=True)}
+    said = advise_many(requests, history, trained, config, now_s)
+    advices = {keys[place]: advice for place, advice in zip(chosen, said, strict=True)}
+    return advices, packing_by_run(advices, history, trained, config, now_s)
 
 
 def _history(store: ClusterStore, users: Sequence[str]) -> pd.DataFrame:

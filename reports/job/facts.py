@@ -15,6 +15,7 @@ from almanac.records import Advice
 from almanac.units import counted, format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.headline_words import busy_pct, headline_words
+from reports.job.packing import packing_facts, packing_words
 from reports.job.ranks import Ranked, rank_text
 from reports.job.rules import CharacterLimits, Fact, RuleSet
 from telemetry.metrics.data_quality import IDLE, OK
@@ -45,6 +46,7 @@ class Facts:
 def facts_of(context: JobContext) -> Facts:
     """The facts of a job that the rules test, and the same facts as words for their texts."""
     values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
+    values |= packing_facts(context)
     site_rules = context.site.rules
     sentence = character_of(values, site_rules.character)
     values["has_character"] = bool(sentence)
@@ -220,7 +222,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "memory_time": percent(None if values["compute_frac"] is None else 1 - float(values["compute_frac"])),
         "character": character,
     }
-    return words | _advice_words(advice)
+    return words | _advice_words(advice) | packing_words(context.packing)
 
 
 def _use_words(context: JobContext) -> dict[str, str]:

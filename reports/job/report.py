@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from advisor.explain import to_json as advice_json
+from advisor.packing.text import packing_table
 from almanac import __version__
 from almanac.config import Config
 from almanac.units import format_moment, printable
@@ -205,4 +206,5 @@ def to_json(context: JobContext) -> dict[str, Any]:
         "gpus": [dict(row) for row in context.gpus],
         "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
         "advice": None if context.advice is None else advice_json(context.advice),
+        "packing": None if context.packing is None else packing_table(context.packing),
     }

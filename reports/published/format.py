@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from advisor.decisions.packing import PackingAdvice
 from almanac.config import Tier
 from almanac.errors import FileFormatError
 from almanac.records import (
@@ -31,6 +32,7 @@ from almanac.records import (
 from reports.job.context import JobContext
 from reports.job.ranks import Rank
 from reports.job.series import COUNTERS, Floats, GpuSeries
+from reports.published.packing_row import packing_of, packing_row
 from telemetry.store.schema import TABLES
 
 FORMAT = 3
@@ -100,6 +102,7 @@ def pack_report(context: JobContext) -> bytes:
         "earlier_runs": list(map(_known, context.earlier_runs)),
         "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
         "advice": None if context.advice is None else _advice_row(context.advice),
+        "packing": None if context.packing is None else packing_row(context.packing),
         "tiers": list(map(_tier_row, context.tiers)),
         "series": series,
     }
@@ -119,11 +122,20 @@ def unpack_report(content: bytes) -> JobContext:
             series=_series(document["series"], samples),
             ranks={name: Rank(**rank) for name, rank in document["ranks"].items()},
             advice=None if document["advice"] is None else _advice(document["advice"]),
+            packing=_packing(document.get("packing")),
             tiers=tuple(Tier(**tier) for tier in document["tiers"]),
             earlier_runs=tuple(_row("jobs", row) for row in document["earlier_runs"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _malformed(error) from error
+
+
+def _packing(values: Mapping[str, Any] | None) -> PackingAdvice | None:
+    """None too in files of older programs, and where a newer one's cannot be read: the report does not depend on it."""
+    try:
+        return None if values is None else packing_of(values)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _pack(kind: str, document: Mapping[str, Any], payload: bytes = b"") -> bytes:

@@ -11,6 +11,7 @@ from almanac.units import format_count, format_gib, format_moment, printable
 from reports.job.report import templates
 from reports.site.appendix import appendix
 from reports.site.faults import FAILED_RUNS
+from reports.site.packing import packing_table
 from reports.site.power import power_table
 from reports.site.power_plot import render_power_plots
 from reports.site.report import SiteReport
@@ -47,6 +48,7 @@ def render_site_page(report: SiteReport) -> str:
         waste=waste_table(report),
         parts=[(words, _part(report, tables[f"by_{name}"])) for name, words in DIMENSIONS.items()],
         largest=_largest(report),
+        packing=packing_table(report),
         power=power_table(report.power, report.config),
         power_pictures=render_power_plots(report.power, report.until_s),
         appendix=appendix(report, report.study) if report.study else None,

@@ -11,6 +11,7 @@ from almanac.config import Config
 from reports.site.advice_use import AdviceUse, load_advice_use
 from reports.site.before import Before, load_before
 from reports.site.faults import SiteFaults, load_faults
+from reports.site.packing import SitePacking, load_packing
 from reports.site.personal_accounts import personal_accounts
 from reports.site.power import NodeSetPower, load_power
 from reports.site.pseudonyms import pseudonym, site_key
@@ -37,6 +38,7 @@ class SiteReport:
     before: Before
     advice: AdviceUse
     power: Sequence[NodeSetPower]
+    packing: SitePacking
     study: Study | None
     has_names: bool
     shown_user: Callable[[str], str]
@@ -60,6 +62,7 @@ def build_site_report(
     """
     with site_runs(store, *span_s) as db:
         totals, faults = load_totals(db, config), load_faults(db)
+        packing = load_packing(db, store, config, now_s)
     shown_user = str if has_names else _pseudonyms(store.root)
     return SiteReport(
         cluster=store.cluster,
@@ -72,6 +75,7 @@ def build_site_report(
         before=load_before(store, span_s, now_s, totals.total, faults),
         advice=load_advice_use(store, config, *span_s),
         power=load_power(store, config, span_s),
+        packing=packing,
         study=load_study(store, config, span_s, most) if has_study else None,
         has_names=has_names,
         shown_user=shown_user,

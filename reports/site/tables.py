@@ -83,6 +83,20 @@ _ADVICE = columns(
     ("jobs", "count"),
     ("gpu_hours", "real", "of these that have ended"),
 )
+_PACKING = columns(
+    ("user", "text"),
+    ("families", "text", "empty without --names"),
+    ("tasks", "count", "on each GPU"),
+    ("is_with_itself", "count", "1: runs of one family; 0: of two"),
+    ("gpu_hours", "real", "that could run together"),
+    ("saved_gpu_hours", "real", "of these, at the low end of the gain"),
+    ("gain_low", "real", "work per GPU-hour, times one job alone"),
+    ("gain_high", "real"),
+    ("runs", "count", "fewest measured runs of a family"),
+    ("packed_runs", "count", "runs that shared a GPU and count"),
+    ("needed_mib", "real", "MiB, of a GPU's memory, at the stated risk"),
+    ("usable_mib", "real", "MiB"),
+)
 _HEADLINES = columns(
     ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
     ("site_value", "real", "share of jobs; null: there are none"),
@@ -127,6 +141,7 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         "advice": _table(_ADVICE, ((each.name, each.jobs, each.hours) for each in report.advice.outcomes)),
         "before": _shares([("all", before)] if before else [], before.hours if before else 0.0, cost),
         "largest_tier": _table(_LARGEST, largest),
+        "packing": _table(_PACKING, _packing(report)),
         "power": power_rows(report.power),
         "published": _table(_COMPARED, _compared(report)),
     }
@@ -227,6 +242,16 @@ def _compared(report: SiteReport) -> Iterator[tuple[object, ...]]:
             finding = row.finding
             yield (figure, finding.words, row.value, finding.published, finding.unit, row.jobs, row.why_null,
                    finding.section)  # fmt: skip
+
+
+def _packing(report: SiteReport) -> Iterator[tuple[object, ...]]:
+    for row in report.packing.rows:
+        advice = row.advice
+        gain = advice.gain or (None, None)
+        families = " + ".join(dict.fromkeys(each.name_key for each in advice.members)) if report.has_names else ""
+        yield (report.shown_user(row.user), families, advice.tasks, int(advice.is_with_itself), row.hours,
+               row.saved_hours, *gain, advice.runs, advice.packed_runs, advice.needed_mib,
+               advice.usable_mib)  # fmt: skip
 
 
 def _table(schema: pa.Schema, rows: Iterable[Sequence[object]]) -> pa.Table:

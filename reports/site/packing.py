@@ -1,0 +1,167 @@
+"""Which users' job families could share a GPU, and the GPU-hours that this would save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from advisor.artefacts import load
+from advisor.decisions.packing import FamilyKey, PackingAdvice
+from advisor.lifecycle import trusted
+from advisor.memory.calibration import Calibration
+from advisor.packing.evidence import packing_families, rules_of
+from advisor.packing.partners import packing_pairs
+from advisor.packing.text import packing_pair
+from almanac.config import Config
+from almanac.units import counted, format_count, printable
+from reports.site.words import PageTable, hours
+from telemetry.history import UserHistories
+from telemetry.store.cluster_store import ClusterStore
+
+if TYPE_CHECKING:
+    from reports.site.report import SiteReport
+
+MOST_USERS = 1000
+"""Users with the most GPU-hours on one GPU whose families are looked at."""
+MOST_SHARING = 10
+"""Rows on the page and the terminal; the CSV file has all."""
+CHUNK = 100
+"""Users whose history is held in memory together."""
+OFF, UNTRAINED, NO_JOBS = "packing.advise is off", "nothing is trained (almanac train)", "no job ran on one GPU"
+_SQL = """
+SELECT "user", regexp_replace(name_key, '[_?]+', '_', 'g'), sum(gpu_hours) FROM runs
+WHERE gpus = 1 AND mig_profile IS NULL AND name_key IS NOT NULL AND "user" <> ''
+GROUP BY 1, 2
+"""
+
+
+@dataclass(frozen=True)
+class SharingFamilies:
+    """Families of one user that could share. hours: GPU-hours of the span that could run together; saved_hours: those
+    that sharing would save at the low end of its gain.
+    """
+
+    user: str
+    advice: PackingAdvice
+    hours: float
+    saved_hours: float
+
+
+@dataclass(frozen=True)
+class SitePacking:
+    """rows: most saved GPU-hours first; each family is in one of them. hours: GPU-hours of all jobs on one GPU.
+
+    users: looked at; left_out: users with fewer GPU-hours who were not. why_none: why there is nothing; else "".
+    """
+
+    rows: tuple[SharingFamilies, ...] = ()
+    hours: float = 0.0
+    users: int = 0
+    left_out: int = 0
+    why_none: str = ""
+
+    @property
+    def saved_hours(self) -> float:
+        return sum(row.saved_hours for row in self.rows)
+
+
+def load_packing(db: duckdb.DuckDBPyConnection, store: ClusterStore, config: Config, now_s: int) -> SitePacking:
+    """By the runs of `site_runs`, and what is known of their families at now_s. Raises StoreError."""
+    if not config.packing.advise:
+        return SitePacking(why_none=OFF)
+    spent: dict[FamilyKey, float] = {(user, key, 1): each for user, key, each in db.execute(_SQL).fetchall() if each}
+    by_user: dict[str, float] = {}
+    for (user, _, _), each in spent.items():
+        by_user[user] = by_user.get(user, 0.0) + each
+    users = sorted(by_user, key=lambda user: (-round(by_user[user], 6), user))[:MOST_USERS]
+    found = SitePacking(hours=sum(spent.values()), users=len(users), left_out=len(by_user) - len(users))
+    trained = trusted(load(store.models_dir), config, now_s) if users else None
+    if not users or trained is None:
+        return SitePacking(hours=found.hours, why_none=UNTRAINED if users else NO_JOBS)
+    advices = list(_advices(store, users, trained.calibration, config, now_s))
+    return SitePacking(tuple(_rows(advices, spent)), found.hours, found.users, found.left_out)
+
+
+def _advices(
+    store: ClusterStore, users: Sequence[str], calibration: Calibration, config: Config, now_s: int
+) -> Iterator[PackingAdvice]:
+    rules, histories = rules_of(config), UserHistories(store)
+    try:
+        for first in range(0, len(users), CHUNK):
+            history = histories.of(users[first : first + CHUNK])
+            small = history[history["gpu_count"] == 1]
+            yield from packing_pairs(packing_families(small, calibration, config, now_s), rules)
+    finally:
+        histories.close()
+
+
+def _rows(advices: Sequence[PackingAdvice], spent: dict[FamilyKey, float]) -> list[SharingFamilies]:
+    """Each family once, in the row that saves most."""
+    found = [_row(advice, spent) for advice in advices]
+    rows, used = list[SharingFamilies](), set[FamilyKey]()
+    for row in sorted(found, key=lambda row: (-round(row.saved_hours, 6), _keys(row.advice))):
+        keys = _keys(row.advice)
+        if row.saved_hours > 0 and used.isdisjoint(keys):
+            used.update(keys)
+            rows.append(row)
+    return rows
+
+
+def _row(advice: PackingAdvice, spent: dict[FamilyKey, float]) -> SharingFamilies:
+    """Two families can share as long as both run: twice the hours of the shorter one."""
+    keys = _keys(advice)
+    own = [spent.get(key, 0.0) for key in keys]
+    together = own[0] if advice.is_with_itself else 2 * min(own)
+    saved = together * (1 - 1 / advice.gain.low) if advice.gain else 0.0
+    return SharingFamilies(keys[0][0], advice, together, saved)
+
+
+def _keys(advice: PackingAdvice) -> list[FamilyKey]:
+    return [member.key for member in advice.members]
+
+
+def packing_table(report: SiteReport) -> PageTable | str:
+    """The families that could share; a text if there are none."""
+    packing = report.packing
+    if packing.why_none:
+        return f"Not available: {packing.why_none}."
+    if not packing.rows:
+        return (
+            f"Of {counted(packing.users, 'user')} with jobs on one GPU, none has job families that surely gain by "
+            "sharing one."
+        )
+    cells = [
+        [
+            printable(report.shown_user(row.user), 14), _families(report, row), hours(row.hours), _gain(row),
+            hours(row.saved_hours), format_count(row.advice.packed_runs or row.advice.runs),
+        ]
+        for row in packing.rows[:MOST_SHARING]
+    ]  # fmt: skip
+    return PageTable(("User", "Could share a GPU", "GPU-hours", "Work", "Saved", "Runs"), cells, _note(packing))
+
+
+def _families(report: SiteReport, row: SharingFamilies) -> str:
+    """Names of jobs can tell who their user is, so only a report with names has them."""
+    if report.has_names:
+        return printable(packing_pair(row.advice), 36)
+    return f"{row.advice.tasks} runs of a family" if row.advice.is_with_itself else "runs of 2 families"
+
+
+def _gain(row: SharingFamilies) -> str:
+    return f"x {row.advice.gain.low:.2f}" if row.advice.gain else ""
+
+
+def _note(packing: SitePacking) -> str:
+    shown = packing.rows[:MOST_SHARING]
+    more = len(packing.rows) - len(shown)
+    notes = [
+        f"Together {hours(packing.saved_hours)} of {hours(packing.hours)} GPU-hours on one GPU, at the low end.",
+        f"{format_count(more)} more in packing.csv." if more else "",
+        f"{format_count(packing.left_out)} users with fewer GPU-hours were not looked at." if packing.left_out else "",
+        "Work: per GPU-hour, at least, times one job alone. Runs: fewest measured runs of a family. "
+        "Users share a GPU only with themselves (almanac-pack).",
+    ]
+    return " ".join(filter(None, notes))

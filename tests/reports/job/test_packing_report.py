@@ -1,0 +1,174 @@
+"""Packing in job reports: said in every format, once, and not beside advice that contradicts it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from advisor.decisions.packing import PackingAdvice, PackingFamily, PackingRules, decide_packing
+from almanac.config import Tier
+from almanac.config_file import parse_config
+from almanac.records import Advice, Request
+from reports.job.context import JobContext
+from reports.job.packing import packing_by_run
+from reports.job.report import render_email, render_page, report_of, to_json
+from reports.job.terminal import render_terminal
+from reports.published.format import pack_report, unpack_report
+
+HOSTILE = '<script>alert(1)</script>"{0}%s\x1b[31m\u202e' + "A" * 200
+FAMILY = PackingFamily(
+    "alice", "tune-#", 1, sm=(0.3,) * 9, dram=(0.2,) * 9, coverage=0.98, bounds_mib={2: 12_000.0, 3: 12_500.0},
+    is_preallocated=False, gpu_model="NVIDIA A100-SXM4-80GB", capacity_mib=81_920.0, newest_s=1,
+)  # fmt: skip
+WITH_ITSELF = decide_packing([FAMILY, FAMILY], PackingRules())
+WITH_OTHER = decide_packing([FAMILY, replace(FAMILY, name_key="eval-#")], PackingRules())
+
+
+def context_of(
+    reported: Any, case: str = "balanced", packing: PackingAdvice | None = WITH_ITSELF, **more: Any
+) -> JobContext:
+    """Without advice on memory, unless `more` has some."""
+    found: JobContext = replace(reported.contexts[case], packing=packing, **{"advice": None, "tiers": (), **more})
+    return found
+
+
+def rules_of(context: JobContext) -> list[str]:
+    return [each.rule for each in report_of(context).conclusions.suggestions]
+
+
+def shown(context: JobContext, width: int = 80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(render_terminal(context, width))
+    return out.getvalue()
+
+
+def test_the_advice_is_in_the_mail_on_the_terminal_on_the_page_and_in_json(reported: Any) -> None:
+    assert WITH_ITSELF.is_advised
+    context = context_of(reported)
+    advice = next(each for each in report_of(context).conclusions.suggestions if each.rule == "can_share")
+    assert advice.advice.startswith("Pack two on one GPU: each likely 0.")
+    assert "times the work per GPU-hour (9 runs)" in advice.advice
+    assert advice.advice.endswith("Use: almanac-pack -n 2 -- ...")
+    assert advice.reason == (
+        "Together they need about 60% of a GPU's multiprocessors and 40% of its memory bandwidth. At most about 1 in "
+        "100 times, they need more than 24.4 GiB of its memory; 79.0 GiB can be used."
+    )
+    mail = render_email(context, parse_config({}))
+    for text in (mail.text, mail.html, render_page(context), shown(context)):
+        assert "almanac-pack" in text
+    assert all(len(line) <= 80 for text in (mail.text, shown(context)) for line in text.splitlines())
+    found = json.loads(json.dumps(to_json(context)))
+    assert found["packing"]["is_advised"] is True
+    assert found["packing"]["tasks"] == 2
+    assert "can_share" in found["rules"]
+    assert to_json(reported.contexts["balanced"])["packing"] is None
+
+
+def test_a_partner_is_named_and_inert(reported: Any) -> None:
+    other = decide_packing([FAMILY, replace(FAMILY, name_key=HOSTILE)], PackingRules())
+    context = context_of(reported, packing=other)
+    mail = render_email(context, parse_config({}))
+    page = render_page(context)
+    for text in (mail.subject, mail.text, mail.html, page, shown(context)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>alert" not in mail.html
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;" in page
+    assert "\n" not in mail.subject
+    plain = report_of(context_of(reported, packing=WITH_OTHER)).conclusions
+    assert any('Share a GPU with "eval-#"' in each.advice for each in plain.suggestions)
+
+
+def test_the_headline_says_it_where_nothing_else_is_to_do(reported: Any) -> None:
+    context = context_of(reported)
+    assert report_of(context).conclusions.headline.startswith("two of these can share a GPU (1.")
+    other = context_of(reported, packing=WITH_OTHER)
+    assert report_of(other).conclusions.headline.startswith('can share a GPU with "eval-#" (1.')
+
+
+@pytest.mark.parametrize(
+    ("tier_reason", "is_told"),
+    [("smaller", False), ("larger", False), ("ran out", False), ("fits", True), ("no tiers", True), ("choice", True)],
+)
+def test_one_change_of_the_gpu_at_a_time(reported: Any, tier_reason: str, is_told: bool) -> None:
+    advice = reported.contexts["balanced"].advice
+    changed = replace(advice, tier=replace(advice.tier, reason=tier_reason, rewrite="--constraint=hbm40g"))
+    assert ("can_share" in rules_of(context_of(reported, advice=changed))) is is_told
+
+
+def test_a_mig_slice_that_is_enough_goes_before_packing(reported: Any) -> None:
+    advice = reported.contexts["balanced"].advice
+    whole, part = Tier("a100", 81_920, constraint="a100"), Tier("1g.10gb", 9728, gres="1g.10gb", compute_slices=1)
+    for tier, is_told in ((whole, True), (part, False)):
+        changed = replace(advice, tier=replace(advice.tier, reason="name it", tier=tier.name))
+        context = context_of(reported, advice=changed, tiers=(whole, part))
+        assert ("can_share" in rules_of(context)) is is_told
+
+
+@pytest.mark.parametrize("case", ["idle", "failed", "cancelled", "out-of-memory", "never-started"])
+def test_a_job_that_went_wrong_or_left_gpus_unused_is_not_told(reported: Any, case: str) -> None:
+    assert "can_share" not in rules_of(context_of(reported, case))
+
+
+def test_silent_advice_says_nothing(reported: Any) -> None:
+    silent = decide_packing([FAMILY, replace(FAMILY, user="bob")], PackingRules())
+    assert not silent.is_advised
+    assert "can_share" not in rules_of(context_of(reported, packing=silent))
+    assert "can_share" not in rules_of(context_of(reported, packing=None))
+
+
+def test_a_published_report_keeps_it_and_reads_files_of_older_and_newer_programs(reported: Any) -> None:
+    family = replace(FAMILY, sm=(0.3, float("nan")) * 9, dram=(0.2,) * 18, coverage=0.9)
+    advice = decide_packing([family, family], PackingRules())
+    context = context_of(reported, packing=advice)
+    back = unpack_report(pack_report(context))
+    assert back.packing is not None
+    assert report_of(back).conclusions == report_of(context).conclusions
+    assert back.packing.gain == advice.gain
+    assert to_json(back)["packing"] == to_json(context)["packing"]
+    assert unpack_report(pack_report(context_of(reported, packing=None))).packing is None
+    broken = replace(advice, members=advice.members * 3)
+    assert unpack_report(pack_report(context_of(reported, packing=broken))).packing is None
+
+
+def asked(user: str, name: str, number: int, **more: Any) -> tuple[tuple[int, int], Advice]:
+    request = Request(user, name, gpu_count=more.pop("gpu_count", 1), submit_s=number, **more)
+    return (number, number), Advice(request, None, None, None, None, (), None)  # type: ignore[arg-type]
+
+
+def test_each_job_gets_the_partners_of_its_own_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bob's families are such that alice's would gain most with them."""
+    light = replace(FAMILY, sm=(0.01,) * 9, dram=(0.01,) * 9, bounds_mib={2: 10.0, 3: 10.0, 4: 10.0})
+    families = [
+        replace(FAMILY, newest_s=99),
+        *(replace(light, user="bob", name_key=f"tiny-{number}", newest_s=99) for number in range(300)),
+    ]
+    asked_for = []
+    monkeypatch.setattr("advisor.packing.evidence.packing_families", lambda *_: families)
+    from advisor.packing import site
+
+    real = site.packing_of_request
+    monkeypatch.setattr(
+        site, "packing_of_request", lambda request, *rest: asked_for.append(request) or real(request, *rest)
+    )
+    advices = dict(
+        [asked("alice", f"tune-{number}", number, is_array=True) for number in range(1, 400)]
+        + [asked("alice", "tune-1", 900, gpu_count=2), asked("alice", "other", 901), asked("carol", "tune-1", 902)]
+    )
+    trained: Any = dataclasses.make_dataclass("Trained", [("calibration", Any, None)])()
+    history = pd.DataFrame({"gpu_count": [1]})
+    found = packing_by_run(advices, history, trained, parse_config({}), 100)
+    assert set(found) == {(number, number) for number in range(1, 400)}
+    assert {member.user for advice in found.values() for member in advice.members} == {"alice"}
+    assert len(asked_for) == 3  # an array's tasks are looked at once
+    off = parse_config({"packing": {"advise": False}})
+    assert packing_by_run(advices, history, trained, off, 100) == {}
+    assert packing_by_run(advices, history, None, parse_config({}), 100) == {}
