@@ -30,36 +30,32 @@ def packing_by_run(
 
     history: all jobs of the users, as load_history(..., running=True) has them.
     """
-    asked = {run: advice.request for run, advice in advices.items() if advice.request.gpu_count == 1}
+    asked = {run: advice for run, advice in advices.items() if advice.request.gpu_count == 1}
     if trained is None or not asked or not config.packing.advise:
         return {}
     from advisor.packing.evidence import packing_families, rules_of
     from advisor.packing.site import packing_of_request
 
-    rules, known = rules_of(config), dict[Request, PackingAdvice | None]()
+    rules, known = rules_of(config), dict[tuple[Request, str | None], PackingAdvice | None]()
     families = packing_families(history[history["gpu_count"] == 1], trained.calibration, config, now_s)
     found = {}
-    for run, request in asked.items():
+    for run, advice in asked.items():
         # The tasks of an array ask for the same.
-        same = replace(request, job_name=name_key(request.job_name), submit_s=0, script_key="", time_limit_s=None)
-        if same not in known:
-            each = packing_of_request(same, families, rules, config.tiers, now_s)
-            known[same] = each.best if each and each.best.is_advised else None
-        advice = known[same]
-        if advice is not None:
-            found[run] = advice
+        request = replace(advice.request, job_name=name_key(advice.request.job_name), submit_s=0, script_key="")
+        key = replace(request, time_limit_s=None), advice.tier.tier
+        if key not in known:
+            each = packing_of_request(key[0], families, rules, config.tiers, now_s, key[1])
+            known[key] = each.best if each and each.best.is_advised else None
+        best = known[key]
+        if best is not None:
+            found[run] = best
     return found
 
 
 def packing_facts(context: JobContext) -> dict[str, Fact]:
-    """packing_gain: the low end; None without advice, and where a MIG slice is enough: that frees the rest of the GPU,
-    and the job need not change.
-    """
-    advice, tier = context.packing, context.advice.tier.tier if context.advice else None
-    is_told = advice is not None and not any(each.is_slice for each in context.tiers if each.name == tier)
-    return {
-        "packing_gain": advice.gain.low if advice and advice.is_advised and advice.gain and is_told else None,
-    }
+    """packing_gain: the low end; None where nothing is advised."""
+    advice = context.packing
+    return {"packing_gain": advice.gain.low if advice and advice.is_advised and advice.gain else None}
 
 
 def packing_words(advice: PackingAdvice | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from advisor.lifecycle import trusted
 from advisor.memory.calibration import Calibration
 from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.partners import packing_pairs
-from advisor.packing.text import packing_pair
+from advisor.packing.text import named
 from almanac.config import Config
 from almanac.units import counted, format_count, printable
 from reports.site.words import PageTable, hours
@@ -145,9 +145,12 @@ def packing_table(report: SiteReport) -> PageTable | str:
 
 def _families(report: SiteReport, row: SharingFamilies) -> str:
     """Names of jobs can tell who their user is, so only a report with names has them."""
-    if report.has_names:
-        return printable(packing_pair(row.advice), 36)
-    return f"{row.advice.tasks} runs of a family" if row.advice.is_with_itself else "runs of 2 families"
+    advice = row.advice
+    if not report.has_names:
+        return f"{advice.tasks} runs of one family" if advice.is_with_itself else "runs of two families"
+    if advice.is_with_itself:
+        return f"{advice.tasks} runs of {named(advice.members[0], 18)}"
+    return " and ".join(named(member, 12) for member in advice.members)
 
 
 def _gain(row: SharingFamilies) -> str:

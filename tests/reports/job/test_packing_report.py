@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from advisor.decisions.packing import PackingAdvice, PackingFamily, PackingRules, decide_packing
-from almanac.config import Tier
 from almanac.config_file import parse_config
-from almanac.records import Advice, Request
+from almanac.records import Advice, Request, TierAdvice
 from reports.job.context import JobContext
 from reports.job.packing import packing_by_run
 from reports.job.report import render_email, render_page, report_of, to_json
@@ -104,15 +103,6 @@ def test_one_change_of_the_gpu_at_a_time(reported: Any, tier_reason: str, is_tol
     assert ("can_share" in rules_of(context_of(reported, advice=changed))) is is_told
 
 
-def test_a_mig_slice_that_is_enough_goes_before_packing(reported: Any) -> None:
-    advice = reported.contexts["balanced"].advice
-    whole, part = Tier("a100", 81_920, constraint="a100"), Tier("1g.10gb", 9728, gres="1g.10gb", compute_slices=1)
-    for tier, is_told in ((whole, True), (part, False)):
-        changed = replace(advice, tier=replace(advice.tier, reason="name it", tier=tier.name))
-        context = context_of(reported, advice=changed, tiers=(whole, part))
-        assert ("can_share" in rules_of(context)) is is_told
-
-
 @pytest.mark.parametrize("case", ["idle", "failed", "cancelled", "out-of-memory", "never-started"])
 def test_a_job_that_went_wrong_or_left_gpus_unused_is_not_told(reported: Any, case: str) -> None:
     assert "can_share" not in rules_of(context_of(reported, case))
@@ -139,9 +129,13 @@ def test_a_published_report_keeps_it_and_reads_files_of_older_and_newer_programs
     assert unpack_report(pack_report(context_of(reported, packing=broken))).packing is None
 
 
-def asked(user: str, name: str, number: int, **more: Any) -> tuple[tuple[int, int], Advice]:
+def asked(user: str, name: str, number: int, tier: str | None = None, **more: Any) -> tuple[tuple[int, int], Advice]:
     request = Request(user, name, gpu_count=more.pop("gpu_count", 1), submit_s=number, **more)
-    return (number, number), Advice(request, None, None, None, None, (), None)  # type: ignore[arg-type]
+    return (number, number), Advice(request, TierAdvice(tier, "fits" if tier else "no tiers"))
+
+
+def trained_stub() -> Any:
+    return dataclasses.make_dataclass("Trained", [("calibration", Any, None)])()
 
 
 def test_each_job_gets_the_partners_of_its_own_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +157,7 @@ def test_each_job_gets_the_partners_of_its_own_user_only(monkeypatch: pytest.Mon
         [asked("alice", f"tune-{number}", number, is_array=True) for number in range(1, 400)]
         + [asked("alice", "tune-1", 900, gpu_count=2), asked("alice", "other", 901), asked("carol", "tune-1", 902)]
     )
-    trained: Any = dataclasses.make_dataclass("Trained", [("calibration", Any, None)])()
-    history = pd.DataFrame({"gpu_count": [1]})
+    trained, history = trained_stub(), pd.DataFrame({"gpu_count": [1]})
     found = packing_by_run(advices, history, trained, parse_config({}), 100)
     assert set(found) == {(number, number) for number in range(1, 400)}
     assert {member.user for advice in found.values() for member in advice.members} == {"alice"}
@@ -172,3 +165,15 @@ def test_each_job_gets_the_partners_of_its_own_user_only(monkeypatch: pytest.Mon
     off = parse_config({"packing": {"advise": False}})
     assert packing_by_run(advices, history, trained, off, 100) == {}
     assert packing_by_run(advices, history, None, parse_config({}), 100) == {}
+
+
+def test_a_slice_or_a_tier_that_holds_one_run_only_goes_before_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advisor.packing.evidence.packing_families", lambda *_: [FAMILY])
+    tiers = [
+        {"name": "large", "capacity_mib": 81_920, "constraint": "large"},
+        {"name": "small", "capacity_mib": 20_480, "constraint": "small"},  # two need 25,000 MiB
+        {"name": "slice", "capacity_mib": 40_960, "gres": "3g.40gb", "compute_slices": 3},
+    ]
+    advices = dict(asked("alice", "tune-1", number, name) for number, name in enumerate(("large", "small", "slice"), 1))
+    found = packing_by_run(advices, pd.DataFrame({"gpu_count": [1]}), trained_stub(), parse_config({"tiers": tiers}), 9)
+    assert set(found) == {(1, 1)}
