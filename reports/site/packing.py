@@ -135,12 +135,12 @@ def packing_table(report: SiteReport) -> PageTable | str:
         )
     cells = [
         [
-            printable(report.shown_user(row.user), 14), _families(report, row), hours(row.hours), _gain(row),
+            _families(report, row), printable(report.shown_user(row.user), 14), hours(row.hours), _gain(row),
             hours(row.saved_hours), format_count(row.advice.packed_runs or row.advice.runs),
         ]
         for row in packing.rows[:MOST_SHARING]
     ]  # fmt: skip
-    return PageTable(("User", "Could share a GPU", "GPU-hours", "Work", "Saved", "Runs"), cells, _note(packing))
+    return PageTable(("Could share a GPU", "User", "GPU-hours", "Work", "Saved", "Runs"), cells, _note(packing))
 
 
 def _families(report: SiteReport, row: SharingFamilies) -> str:
