@@ -12,7 +12,7 @@ import click
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
-from cli.output import show_table
+from cli.output import json_text, show_table
 from cli.times import check_span, local_time, time_option
 
 if TYPE_CHECKING:
@@ -41,15 +41,25 @@ MOST_TASKS, MOST_REQUESTS = 5, 2
     type=click.Path(path_type=Path, file_okay=False),
     help="Write every table to this folder, as CSV that is safe to open in a spreadsheet.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the tables of --csv as JSON, without those of the study.")
 @click.option("--names", is_flag=True, help="Show user names instead of pseudonyms.")
 @click.pass_obj
 def command(
-    app: App, starttime: str | None, endtime: str | None, html_file: Path | None, folder: Path | None, names: bool
+    app: App,
+    starttime: str | None,
+    endtime: str | None,
+    html_file: Path | None,
+    folder: Path | None,
+    as_json: bool,
+    names: bool,
 ) -> None:
     """Report on the whole site: what to do, use, waste, energy, memory tiers, and the study's figures. For operators.
 
-    Prints the to-do list and the totals unless you give --html or --csv. docs/site-report.md explains every figure.
+    Prints the to-do list and the totals unless you give --html, --csv, or --json. docs/site-report.md explains
+    every figure.
     """
+    if as_json and (html_file or folder):
+        raise click.UsageError("--json cannot be used with --html or --csv")
     from reports.site.report import build_site_report
 
     app.require_operator("this report covers all users' jobs")
@@ -58,6 +68,11 @@ def command(
     span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
     check_span(span_s[0] if starttime else None, span_s[1])
     report = build_site_report(store, app.config, span_s, now_s, has_names=names, has_study=bool(html_file or folder))
+    if as_json:
+        from reports.site.tables import site_tables
+
+        click.echo(json_text({name: table.to_pylist() for name, table in site_tables(report).items()}))
+        return
     if html_file:
         _write_page(html_file, report)
     if folder:

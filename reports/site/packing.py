@@ -24,7 +24,7 @@ from telemetry.store.cluster_store import ClusterStore
 if TYPE_CHECKING:
     from reports.site.report import SiteReport
 
-MOST_USERS = 1000
+MOST_USERS = 500
 """Users with the most GPU-hours on one GPU whose families are looked at."""
 MOST_SHARING = 10
 """Rows on the page and the terminal; the CSV file has all."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
 from advisor.packing.partners import packing_alone
 from almanac.config import Config
 from almanac.config_file import parse_config
+from cli.main import cli
 from cli.site_report import _show
 from reports.site import packing as module
 from reports.site.packing import MOST_SHARING, NO_JOBS, OFF, UNTRAINED, packing_table
@@ -170,3 +173,20 @@ def test_a_gain_below_one_saves_nothing() -> None:
     advice = decide_packing([family("ann", "x")] * 2, PackingRules())
     weak = dataclasses.replace(advice, gain=None)
     assert module._rows([weak], {("ann", "x", 1): 10.0}) == []
+
+
+def test_the_command_prints_every_table_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = report_of(monkeypatch, tmp_path, [family("ann", "tune-#")], {("ann", "tune-#"): 100.0})
+    monkeypatch.setattr("reports.site.report.build_site_report", lambda *_, **__: report)
+    (tmp_path / "almanac.toml").write_text("")
+    argv = ["--config", str(tmp_path / "almanac.toml"), "--store", str(tmp_path / "store"), "site-report", "--json"]
+    done = CliRunner().invoke(cli, argv)
+    assert done.exit_code == 0, done.output
+    tables = json.loads(done.output)
+    [row] = tables["packing"]
+    assert (row["user"], row["families"], row["tasks"], row["is_with_itself"]) == ("ann", "tune-#", 2, 1)
+    assert row["saved_gpu_hours"] == pytest.approx(report.packing.saved_hours)
+    assert tables["total"][0]["gpu_hours"] == pytest.approx(100)
+    both = CliRunner().invoke(cli, [*argv, "--csv", str(tmp_path / "csv")])
+    assert both.exit_code == 2
+    assert "--json cannot be used with --html or --csv" in both.output
