@@ -63,6 +63,10 @@ def test_a_family_by_hand(history_of: History) -> None:
     assert decide_packing((family, family), rules_of(CONFIG)).is_advised
 
 
+def test_jobs_that_are_almanac_pack_itself_are_no_family_to_pack(history_of: History) -> None:
+    assert packing_families(history_of(runs(name="almanac-pack")), calibrated(), CONFIG, NOW_S) == []
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
