@@ -37,6 +37,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.S
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 AWAITED = {*ENDING, *PASSED_ON, signal.SIGCHLD}
 LOOK_S = 1.0
+SETTLE_S = 0.2
 
 ShareOf = Callable[[Slot], int | None]
 """Percent of its GPU for the task that starts next in a slot; None: no limit. Asked before each start under MPS."""
@@ -94,7 +95,8 @@ class Run:
             self._start_tasks()
             while self._is_busy():
                 self._wait()
-                self._take_ended()
+                if self._take_ended() and self._todo:
+                    self._await_end_signal()
                 self._run_innocent_again()
                 if self._end_signal and time.monotonic() >= self._end_s:
                     break
@@ -219,6 +221,12 @@ class Run:
                 self._pass_on(got.si_signo)
             got = signal.sigtimedwait(AWAITED, 0)
 
+    def _await_end_signal(self) -> None:
+        """Slurm signals all processes of a job one by one: tasks can end before this process gets the signal."""
+        until = time.monotonic() + SETTLE_S
+        while not self._end_signal and (left_s := until - time.monotonic()) > 0:
+            self._take_signals(left_s)
+
     def _pass_on(self, number: int) -> None:
         if number in ENDING and not self._end_signal:
             self._end_signal, self._end_s = number, time.monotonic() + self._grace_s
@@ -232,7 +240,9 @@ class Run:
 
     # --- ending
 
-    def _take_ended(self) -> None:
+    def _take_ended(self) -> bool:
+        """Whether any task has ended."""
+        before = len(self._all_running())
         for gpu in self._gpus:
             for number, run in list(gpu.running.items()):
                 if run.process.poll() is not None:
@@ -240,6 +250,7 @@ class Run:
                     self._note_end(gpu, run)
             if gpu.is_alone and not gpu.running:
                 gpu.is_alone = False
+        return len(self._all_running()) < before
 
     def _note_end(self, gpu: Gpu, run: Running) -> None:
         code = exit_code(run.process.returncode)

@@ -53,15 +53,6 @@ for signal in STOP KILL; do
 done
 """
 AGE = 'touch -d 2020-01-01 /tmp/almanac-pack-"$1"-*'
-# Its parent is the job's script; the watchdog's is not.
-LAUNCHER = """
-for each in $(grep -alz "^SLURM_JOB_ID=$1$" /proc/[0-9]*/environ); do
-    each=${each%/environ}
-    parent=$(sed -n 's/^PPid:[^0-9]*//p' "$each/status")
-    ! grep -aq bin/almanac-pack "$each/cmdline" || ! grep -aq slurm_script "/proc/$parent/cmdline" ||
-        kill -9 "${each#/proc/}"
-done
-"""
 
 
 def _code() -> bytes:
@@ -186,7 +177,9 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
     limited = alice.submit("limited", six, "--time=1")
     cancelled = alice.submit("cancelled", six)
     requeued = alice.submit("requeued", "exec almanac-pack --items 0-1 -- restarted", "--requeue")
-    killed = alice.submit("killed", "almanac-pack --grace 1 --items 0-1 -- waiting; echo code $?")
+    killed = alice.submit(
+        "killed", "almanac-pack --grace 1 --items 0-1 -- waiting & echo $! >pid; wait $!; echo code $?"
+    )
     crashed = alice.submit("crashed", six, "-w", "n4", "--no-requeue")
     in_step = alice.submit("step", "srun almanac-pack --items 0-5 -- waiting")
     deaf = alice.submit("deaf", "exec almanac-pack --items 0-1 -- deaf")
@@ -203,7 +196,7 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
         job.wait_until_ready()
     site.run("login", "alice", "scancel", *(str(job.id) for job in (cancelled, in_step, deaf, plain)))
     site.run("login", "alice", "scontrol", "requeue", str(requeued.id))
-    killed.on_nodes(LAUNCHER)
+    site.run(site.job(killed.id)["NodeList"], "root", "kill", "-9", killed.text("pid").strip())
     crashed.on_nodes(KILL)  # as a crash of the node would, slurmstepd apart
 
     fine.ended("FAILED", "3:0")
