@@ -99,7 +99,7 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 def _show(report: SiteReport) -> None:
     """The to-do list and the totals, within 80 columns."""
-    from reports.site.packing import packing_table
+    from reports.site.packing_table import packing_table
     from reports.site.power import power_table
     from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
     from reports.site.tasks import request_tasks, waste_tasks

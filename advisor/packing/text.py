@@ -77,13 +77,6 @@ def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "") -> l
     return lines
 
 
-def packing_pair(advice: PackingAdvice) -> str:
-    """Which families share, such as `"train" and "eval"` or `two runs of "train"`."""
-    if advice.is_with_itself:
-        return f"{_NUMBERS[advice.tasks]} runs of {named(advice.members[0])}"
-    return " and ".join(named(member) for member in advice.members)
-
-
 def named(family: PackingFamily, width: int = NAME_WIDTH) -> str:
     """The family's name in quotes, cut, without control characters."""
     return f'"{printable(family.name_key, width)}"'

@@ -46,7 +46,7 @@ class Facts:
 def facts_of(context: JobContext) -> Facts:
     """The facts of a job that the rules test, and the same facts as words for their texts."""
     values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
-    values |= packing_facts(context)
+    values |= packing_facts(context.packing)
     site_rules = context.site.rules
     sentence = character_of(values, site_rules.character)
     values["has_character"] = bool(sentence)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from advisor.service import Trained
-    from reports.job.context import JobContext
-
 Run = tuple[int, int]
 """job_id and submit_s."""
 
@@ -52,9 +50,8 @@ def packing_by_run(
     return found
 
 
-def packing_facts(context: JobContext) -> dict[str, Fact]:
+def packing_facts(advice: PackingAdvice | None) -> dict[str, Fact]:
     """packing_gain: the low end; None where nothing is advised."""
-    advice = context.packing
     return {"packing_gain": advice.gain.low if advice and advice.is_advised and advice.gain else None}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import duckdb
 
@@ -14,20 +13,12 @@ from advisor.lifecycle import trusted
 from advisor.memory.calibration import Calibration
 from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.partners import packing_pairs
-from advisor.packing.text import named
 from almanac.config import Config
-from almanac.units import counted, format_count, printable
-from reports.site.words import PageTable, hours
 from telemetry.history import UserHistories
 from telemetry.store.cluster_store import ClusterStore
 
-if TYPE_CHECKING:
-    from reports.site.report import SiteReport
-
 MOST_USERS = 500
 """Users with the most GPU-hours on one GPU whose families are looked at."""
-MOST_SHARING = 10
-"""Rows on the page and the terminal; the CSV file has all."""
 CHUNK = 100
 """Users whose history is held in memory together."""
 OFF, UNTRAINED, NO_JOBS = "packing.advise is off", "nothing is trained (almanac train)", "no job ran on one GPU"
@@ -121,50 +112,3 @@ def _row(advice: PackingAdvice, spent: dict[FamilyKey, float]) -> SharingFamilie
 
 def _keys(advice: PackingAdvice) -> list[FamilyKey]:
     return [member.key for member in advice.members]
-
-
-def packing_table(report: SiteReport) -> PageTable | str:
-    """The families that could share; a text if there are none."""
-    packing = report.packing
-    if packing.why_none:
-        return f"Not available: {packing.why_none}."
-    if not packing.rows:
-        return (
-            f"Of {counted(packing.users, 'user')} with jobs on one GPU, none has job families that surely gain by "
-            "sharing one."
-        )
-    cells = [
-        [
-            _families(report, row), printable(report.shown_user(row.user), 14), hours(row.hours), _gain(row),
-            hours(row.saved_hours), format_count(row.advice.packed_runs or row.advice.runs),
-        ]
-        for row in packing.rows[:MOST_SHARING]
-    ]  # fmt: skip
-    return PageTable(("Could share a GPU", "User", "GPU-hours", "Work", "Saved", "Runs"), cells, _note(packing))
-
-
-def _families(report: SiteReport, row: SharingFamilies) -> str:
-    """Names of jobs can tell who their user is, so only a report with names has them."""
-    advice = row.advice
-    if not report.has_names:
-        return f"{advice.tasks} runs of one family" if advice.is_with_itself else "runs of two families"
-    if advice.is_with_itself:
-        return f"{advice.tasks} runs of {named(advice.members[0], 18)}"
-    return " and ".join(named(member, 12) for member in advice.members)
-
-
-def _gain(row: SharingFamilies) -> str:
-    return f"x {row.advice.gain.low:.2f}" if row.advice.gain else ""
-
-
-def _note(packing: SitePacking) -> str:
-    shown = packing.rows[:MOST_SHARING]
-    more = len(packing.rows) - len(shown)
-    notes = [
-        f"Together {hours(packing.saved_hours)} of {hours(packing.hours)} GPU-hours on one GPU, at the low end.",
-        f"{format_count(more)} more in packing.csv." if more else "",
-        f"{format_count(packing.left_out)} users with fewer GPU-hours were not looked at." if packing.left_out else "",
-        "Work: per GPU-hour, at least, times one job alone. Runs: fewest measured runs of a family. "
-        "Users share a GPU only with themselves (almanac-pack).",
-    ]
-    return " ".join(filter(None, notes))

@@ -11,7 +11,7 @@ from almanac.units import format_count, format_gib, format_moment, printable
 from reports.job.report import templates
 from reports.site.appendix import appendix
 from reports.site.faults import FAILED_RUNS
-from reports.site.packing import packing_table
+from reports.site.packing_table import packing_table
 from reports.site.power import power_table
 from reports.site.power_plot import render_power_plots
 from reports.site.report import SiteReport

@@ -12,7 +12,7 @@ from packing_site import family
 
 from advisor.decisions.packing import PackingRules, decide_packing
 from advisor.packing.partners import packing_alone
-from advisor.packing.text import packing_command, packing_lines, packing_pair, packing_table, why_silent
+from advisor.packing.text import packing_command, packing_lines, packing_table, why_silent
 
 RULES = PackingRules()
 
@@ -23,7 +23,6 @@ def test_two_runs_of_one_family() -> None:
         "  Pack two on one GPU: each likely 0.59 to 1.00 of its speed, 1.18 to 2.00 times",
         "    the work per GPU-hour (8 runs). Use: almanac-pack -n 2 -- ...",
     ]
-    assert packing_pair(advice) == 'two runs of "train"'
     assert why_silent(advice) == ""
 
 
@@ -33,7 +32,7 @@ def test_two_families_after_own_packed_runs() -> None:
         'Share a GPU with "eval": speeds 0.74 to 1.00 and 0.78 to 1.00, 1.53 to 2.00',
         "  times the work per GPU-hour (4 packed runs). Use: almanac-pack a.sh b.sh",
     ]
-    assert (packing_pair(advice), packing_command(advice)) == ('"train" and "eval"', "almanac-pack a.sh b.sh")
+    assert packing_command(advice) == "almanac-pack a.sh b.sh"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from almanac.config_file import parse_config
 from cli.main import cli
 from cli.site_report import _show
 from reports.site import packing as module
-from reports.site.packing import MOST_SHARING, NO_JOBS, OFF, UNTRAINED, packing_table
+from reports.site.packing import NO_JOBS, OFF, UNTRAINED
+from reports.site.packing_table import MOST_SHARING, packing_table
 from reports.site.page import render_site_page
 from reports.site.report import SiteReport, build_site_report
 from reports.site.tables import write_csv
