@@ -114,7 +114,8 @@ class Job:
     def on_nodes(self, script: str) -> str:
         hosts = ("n1",) if len(self._site.different_hosts) == 1 else NODES
         return "".join(
-            self._site.run(host, "root", "sh", "-c", script, "sh", str(self.id), check=False).stdout for host in hosts
+            self._site.run(host, self.home.user, "sh", "-c", script, "sh", str(self.id), check=False).stdout
+            for host in hosts
         )
 
     def ended(self, state: str, code: str, timeout_s: float = 120) -> None:
