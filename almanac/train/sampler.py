@@ -72,37 +72,46 @@ class UnequalSampler:
             first = start + sum(sizes[: self.rank])
             size = sizes[self.rank]
             self._pending.append((size, total))
-            yield order[first : first + size] or order[start : start + 1]
+            rows = order[first : first + size] if size else order[start : start + 1]
+            yield rows.tolist()
             start += total
 
-    def _order(self) -> list[int]:
+    def _order(self) -> torch.Tensor:
         if not self.shuffle:
-            return list(range(self.n_samples))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return [int(index) for index in torch.randperm(self.n_samples, generator=generator).tolist()]
+            return torch.arange(self.n_samples)
+        return torch.randperm(self.n_samples, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+
+    @property
+    def _current(self) -> tuple[int, int]:
+        """Samples of the current batch, on this rank and in all."""
+        if not self._pending:
+            raise RuntimeError("UnequalSampler: no batch; call forward(), scale(), and step() inside the loop over it")
+        return self._pending[0]
 
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Measure the forward pass of the current batch; RuntimeError where the batch before had no `step()`."""
+        size, _ = self._current
         if self._is_measured:
             raise RuntimeError("UnequalSampler: call step() once after each batch, before the next forward()")
         self._is_measured = True
-        with self._stopwatch.lap(max(self._pending[0][0], 1)):
+        with self._stopwatch.lap(max(size, 1)):
             yield
 
     @property
     def local_size(self) -> int:
         """Samples of the current batch on this rank; 0 where its one sample is padding."""
-        return self._pending[0][0]
+        return self._current[0]
 
     def scale(self, loss: Any) -> Any:
         """Return the local mean loss times b_i n / B, which makes DDP's mean over ranks the mean over samples."""
-        size, total = self._pending[0]
+        size, total = self._current
         return loss * (size * self.n_ranks / total)
 
     def step(self) -> None:
         """End the current batch; every `replan_steps` batches, exchange the times and plan new sizes."""
-        self.consumed += self._pending.popleft()[1]
+        self.consumed += self._current[1]
+        self._pending.popleft()
         self._steps, self._is_measured = self._steps + 1, False
         if self._steps % self.replan_steps == 0:
             times = _gather(self._stopwatch.sample_time_s())

@@ -180,6 +180,7 @@ def refusals(rank: int) -> dict[str, Any]:
                     pass
 
     for wrong in (
+        UnequalSampler(8, 8).step,
         step_forgotten,
         lambda: UnequalSampler(8, 2),
         lambda: UnequalSampler(64, 64, max_batch=3),

@@ -60,7 +60,8 @@ def test_a_state_of_an_epochs_end_repeats_no_epoch(results: Results) -> None:
 def test_wrong_use_is_told(results: Results) -> None:
     for rank in results["refusals"]:
         assert len(rank["warned"]) == 1 and "BatchNorm in 1 " in rank["warned"][0]
-        texts = rank["texts"]
+        outside, *texts = rank["texts"]
+        assert "inside the loop" in outside
         assert "call step() once" in texts[0] and "one per rank" in texts[1]
         assert "raise a cap" in texts[2] and "9 samples" in texts[3]
 
