@@ -30,7 +30,9 @@ install -d -o mysql -g mysql /run/mysqld
 install -d -m 1777 /run/almanac/profiles
 for user in alice bob; do
     install -d -m 700 -o "$user" -g "$user" "/home/$user"
-    install -m 644 -o "$user" -g "$user" /usr/local/share/cluster/train.sh "/home/$user/train.sh"
+    # All hosts share the homes and do this at once: `install` to one name fails if another host is between its steps.
+    install -m 644 -o "$user" -g "$user" /usr/local/share/cluster/train.sh "/home/$user/.train.sh-$(hostname)"
+    mv "/home/$user/.train.sh-$(hostname)" "/home/$user/train.sh"
 done
 # A node on which cli_filter.lua was forgotten: srun fails there.
 [ "$role" != bare-node ] || rm -f /etc/slurm/cli_filter.lua

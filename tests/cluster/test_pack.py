@@ -52,7 +52,7 @@ for signal in STOP KILL; do
     done
 done
 """
-AGE = 'touch -d 2020-01-01 /tmp/almanac-pack-"$1"-*'
+AGE = 'touch -c -d 2020-01-01 /tmp/almanac-pack-"$1"-*'
 
 
 def _code() -> bytes:
