@@ -221,6 +221,7 @@ _EXCLUDED = {
     "failed before its end": ("failed ", ""),
     "idle": ("idle ", ""),
     "short": ("short ", ""),
+    "packed": ("packed ", ""),
     "low coverage": ("", " with low coverage"),
     "no telemetry": ("", " without telemetry"),
     "preallocated memory": ("", " with preallocated memory"),

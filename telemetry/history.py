@@ -31,7 +31,7 @@ _BASE = (
     "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence",
     "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "gpu_model",
     "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile",
-    "verdict",
+    "verdict", "is_packed",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",
@@ -39,6 +39,7 @@ _JOBS = (
     "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "array_task_id",
     "het_job_id", "het_offset", "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
     "jobstats_gpu_util_pct", "cpu_time_s", "host_mem_alloc_mib", "host_mem_peak_mib", "host_mem_task_peak_mib",
+    "is_packed",
 )  # fmt: skip
 _OF_HOST = {
     "cpu_time_s": "j.cpu_time_s",
@@ -85,7 +86,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
             WHEN by_jobstats THEN j.jobstats_gpu_util_pct END::DOUBLE AS mean_gpu_util_pct,
        m.mean_gr_engine_active_frac, m.mean_sm_active_frac, m.mean_dram_active_frac, m.gpu_model, m.has_profiling_fault,
        m.coverage_frac, m.coverage_sm_active_frac, m.coverage_dram_active_frac, m.mig_profile,
-       coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict{{more}}
+       coalesce(m.verdict, '{NOT_SUMMARISED}') AS verdict, j.is_packed{{more}}
 FROM (
   -- As for an idle job of telemetry: the memory of GPUs that were never used does not show the need of a run.
   SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END

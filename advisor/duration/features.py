@@ -134,6 +134,14 @@ def texts_of(column: pd.Series[Any]) -> list[str]:
     return [shared[code] for code in codes.tolist()]
 
 
+def is_packed(history: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Row by row: whether the job is known to have run several tasks on each GPU. Unknown counts as not."""
+    if "is_packed" not in history:
+        return np.zeros(len(history), dtype=bool)
+    found: npt.NDArray[np.bool_] = history["is_packed"].isin([True]).to_numpy(dtype=bool)
+    return found
+
+
 def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) -> list[EndedJob | None]:
     """One per row of the history frame, in its order; None for a job that is still running, and for a part of one.
 

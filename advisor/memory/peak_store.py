@@ -14,7 +14,7 @@ import pandas as pd
 
 from advisor.duration.features import Submission, submissions, sweep
 from advisor.memory.evidence import FAMILY, SIMILAR, Evidence, Oom
-from advisor.memory.peaks import PREALLOCATED, Run, runs_of
+from advisor.memory.peaks import PACKED, PREALLOCATED, Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
@@ -44,6 +44,8 @@ class PeakStore:
         user.open_scripts.end(job.script_key, job)
         family = user.family(job.name_key)
         user.absorb(job.name_key, job.script_key, run)
+        if run.why_not == PACKED:
+            return  # neither its tier nor its end says anything of one task
         if run.why_not == PREALLOCATED:
             family.reserved_s, family.oom = run.end_s, None
         elif run.is_known:

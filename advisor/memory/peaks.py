@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from advisor.duration.features import texts_of
+from advisor.duration.features import is_packed, texts_of
 from advisor.mig.compute_need import Activity, activity_of
 from almanac.config import AdviceSection, Tier
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
@@ -30,6 +30,8 @@ _ACTIVITY = (
 )
 PREALLOCATED = "preallocated memory"
 FAILED_EARLY = "failed before its end"
+PACKED = "packed"
+"""Its figures are those of several tasks on each GPU (almanac-pack)."""
 ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 
@@ -75,14 +77,23 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
     families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
     runs: list[Run | None] = [None] * len(history)
     activities = _activities(history, tiers)
+    packed = is_packed(history).tolist()
     for row in np.lexsort((history["submit_s"].to_numpy(), history["job_id"].to_numpy(), np.array(times[1]))).tolist():
         record = _Record(*[column[row] for column in columns])
         if not math.isnan(record.end_s):
             capacity_mib = record.capacity_mib if record.capacity_mib > 0 else asked[row]
+            if packed[row]:
+                runs[row] = _packed(record, capacity_mib)
+                continue
             run = families[users[row], keys[row]].read(record, capacity_mib, config)
             activity = activities.get(row) if not run.is_failed else None
             runs[row] = run if activity is None else dataclasses.replace(run, activity=activity)
     return runs
+
+
+def _packed(record: _Record, capacity_mib: float) -> Run:
+    times = int(record.submit_s), int(record.end_s)
+    return Run(math.nan, math.nan, False, False, False, capacity_mib, *times, PACKED)
 
 
 def _activities(history: pd.DataFrame, tiers: Sequence[Tier]) -> dict[int, Activity]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from advisor.decisions.packing import NO_BOUND, PackingFamily, PackingRules, decide_packing
-from advisor.duration.features import Submission, submissions, submitted_by, texts_of
+from advisor.duration.features import Submission, is_packed, submissions, submitted_by, texts_of
 from advisor.memory.bound import shared_bounds_mib
 from advisor.memory.calibration import Calibration
 from advisor.memory.peak_store import NAMELESS, PeakStore, remember_peaks
@@ -24,7 +24,7 @@ from telemetry.metrics.data_quality import OK
 
 Floats = npt.NDArray[np.float64]
 PACKED = "almanac-pack"
-"""How the name of a job begins that is almanac-pack itself: its GPUs are shared already."""
+"""How the name of a job begins that is almanac-pack itself: its GPUs are shared already, marked as such or not."""
 NEWEST_RUNS = 20
 """Runs of a family that count (almanac's own choice)."""
 _FAMILY = ["user", "name_key", "gpu_count"]
@@ -77,7 +77,7 @@ def _newest_runs(known: pd.DataFrame, since_s: int) -> pd.DataFrame:
     names = known["name_key"]
     is_named = ~names.isin(NAMELESS) & ~names.str.startswith(PACKED) & known["user"].fillna("").ne("")
     is_run = ((known["end_s"] >= since_s) & (known["gpu_count"] >= 1) & is_named).to_numpy(dtype=bool)
-    runs = known[is_run].sort_values(["end_s", "job_id", "submit_s"], kind="stable")
+    runs = known[is_run & ~is_packed(known)].sort_values(["end_s", "job_id", "submit_s"], kind="stable")
     ends = runs.groupby(_FAMILY, sort=False)["end_s"].max().sort_values(ascending=False, kind="stable")
     newest = ends[ends.groupby(level="user", sort=False).cumcount() < MOST_FAMILIES]
     keys = pd.MultiIndex.from_frame(runs[_FAMILY])

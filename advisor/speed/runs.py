@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from advisor.duration.features import texts_of
+from advisor.duration.features import is_packed, texts_of
 from advisor.speed.gpu_types import GpuTypes
 from advisor.speed.specifications import RunProfile
 from telemetry.history import load_history_table
@@ -22,7 +22,7 @@ COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "name_key", "gpu_count", "gpu_type", "constraints", "state",
     "elapsed_s", "time_limit_s", "gpu_model", "hbm_capacity_mib", "verdict", "has_profiling_fault", "main_pipe",
     "job_class", "hbm_bytes_s", "mean_gr_engine_active_frac", "mean_gpu_util_pct", *(f"flops_{pipe}" for pipe in PIPES),
-    *(f"compute_frac_{pipe}" for pipe in PIPES),
+    *(f"compute_frac_{pipe}" for pipe in PIPES), "is_packed",
 )  # fmt: skip
 _TEXTS = ("user", "name_key", "gpu_type", "constraints", "gpu_model", "state", "verdict", "main_pipe", "job_class")
 _NUMBERS = (
@@ -68,13 +68,14 @@ def load_speed_runs(
 
 
 def runs_of(jobs: pd.DataFrame, types: GpuTypes) -> list[SpeedRun | None]:
-    """One per row of `load_speed_runs`, in its order; None where a row says nothing of a known type."""
+    """One per row of `load_speed_runs`, in its order; None where a row says nothing of a known type, or is packed."""
     columns = {name: texts_of(jobs[name]) for name in _TEXTS}
     numbers = {name: pd.to_numeric(jobs[name], errors="coerce").astype("float64").tolist() for name in _NUMBERS}
     faults = (jobs["has_profiling_fault"] == True).tolist()  # noqa: E712 - null is false
     names = [
         types.name(*row) for row in zip(columns["gpu_type"], columns["constraints"], columns["gpu_model"], strict=True)
     ]
+    packed = is_packed(jobs).tolist()
     return [
         _run(
             names[row],
@@ -82,7 +83,7 @@ def runs_of(jobs: pd.DataFrame, types: GpuTypes) -> list[SpeedRun | None]:
             {name: values[row] for name, values in numbers.items()},
             faults[row],
         )
-        if names[row]
+        if names[row] and not packed[row]
         else None
         for row in range(len(jobs))
     ]

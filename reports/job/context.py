@@ -35,8 +35,8 @@ class JobContext:
 
     gpus: its rows of gpu_metrics, sorted by host, gpu, and mig. series: None without samples. ranks: by column of
     job_metrics. advice: what `almanac advise` would say now about the same submission; None if the job never started,
-    or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from requeues. site:
-    what the site adds to the report.
+    if it was packed, or if other jobs were not read. earlier_runs: earlier rows of the same job id, oldest first, from
+    requeues. site: what the site adds to the report.
     is_live: the job still runs, and the figures are those so far. packing: which jobs like this one can share a GPU;
     None: none, or not known.
     """
@@ -227,7 +227,7 @@ def _advise(
 
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
-    wanted = {_key(job) for job in jobs}
+    wanted = {_key(job) for job in jobs if not job["is_packed"]}  # its tier has to hold all its tasks
     chosen = [place for place, key in enumerate(keys) if key in wanted]
     requests = recorded_requests(history.iloc[chosen], config.tiers)
     trained = trusted(load(store.models_dir), config, now_s)

@@ -26,6 +26,7 @@ class JobRow(TypedDict):
     name_key: str | None
     script_key: str | None
     refuses_mail: bool | None
+    is_packed: bool | None
     state: str | None
     eligible_s: int | None
     start_s: int | None

@@ -14,6 +14,7 @@ from almanac.units import counted, format_duration
 from slurm_hooks.pack.ending import end_run
 from slurm_hooks.pack.gpu import Gpu
 from slurm_hooks.pack.items import Item
+from slurm_hooks.pack.mark import mark_job
 from slurm_hooks.pack.message import say
 from slurm_hooks.pack.mps import Mps, MpsError
 from slurm_hooks.pack.output import Output, open_output, output_path
@@ -81,6 +82,7 @@ class Run:
         self._pattern, self._grace_s = output_pattern, grace_s
         self._make_mps, self._share_of, self._limit_mib = make_mps, share_of, limit_mib
         self._search = search
+        self._marking, self._is_shared = mark_job(environ), False
         self._asked_for_mps: set[int] = set()
         self._daemons: list[Mps] = []
         self._codes: dict[int, int] = {}
@@ -208,10 +210,17 @@ class Run:
 
     def _wait(self) -> None:
         """Until a task ends, a signal comes, or a second has passed."""
+        self._mark_job()
         self._take_signals(LOOK_S)
         for run in self._all_running():
             run.look()
         self._tell_search(lambda search: search.look())
+
+    def _mark_job(self) -> None:
+        """Once two tasks share a GPU, so that tasks which run one after another leave no mark."""
+        self._is_shared |= any(len(gpu.running) > 1 for gpu in self._gpus)
+        if self._is_shared:
+            next(self._marking, None)
 
     def _take_signals(self, seconds: float) -> None:
         """All that have come; the first within so many seconds."""
@@ -278,6 +287,7 @@ class Run:
 
     def _end(self) -> None:
         """Nothing of this run is left after it."""
+        self._marking.close()
         self._tell_search(lambda search: search.close())
         grace_s = 0.0 if self._end_signal else self._grace_s
         for fault in end_run(

@@ -167,6 +167,7 @@ class SacctSource:
             "name_key": None if text.name is None else name_key(text.name),
             "script_key": text.script_key or None,
             "refuses_mail": None if text.name is None else text.refuses_mail,
+            "is_packed": text.is_packed,
             "tier": tier.name if tier else None,
             "jobstats_hbm_peak_mib": stats.hbm_peak_mib if stats else None,
             "jobstats_hbm_total_mib": stats.hbm_total_mib if stats else None,

@@ -18,7 +18,7 @@ from telemetry.slurm.script_key import script_key
 
 _NAMELESS = "allocation"
 """slurmdbd's name for a job that has none, and for one whose start it has not stored yet."""
-_NO_MAIL = re.compile(r"(?<![\w:-])almanac:nomail(?![\w:-])")
+_NO_MAIL, _PACKED = (re.compile(rf"(?<![\w:-])almanac:{word}(?![\w:-])") for word in ("nomail", "packed"))
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class JobText:
     """What people and programs wrote on a job. name: "" for a job without one, None where the record does not tell.
 
     refuses_mail: whether the job's comment has the word almanac:nomail. slurmdbd keeps comments only with
-    AccountingStoreFlags=job_comment. partitions: the list that was asked for, of several partitions the job ran in one;
-    "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05, whose
-    JSON has no submit line.
+    AccountingStoreFlags=job_comment. is_packed: the same of almanac:packed, which almanac-pack adds; None without a
+    comment: nobody knows whether comments are kept. partitions: the list that was asked for, of several partitions the
+    job ran in one; "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05,
+    whose JSON has no submit line.
     """
 
     name: str | None
     admin_comment: str = ""
     refuses_mail: bool = False
+    is_packed: bool | None = None
     partitions: str = ""
     script_key: str = ""
 
@@ -97,6 +99,7 @@ def _text(job: dict[str, Any]) -> JobText:
         name=valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
+        is_packed=_PACKED.search(own) is not None if isinstance(own, str) and own else None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),
         script_key=_script_key(job),
     )

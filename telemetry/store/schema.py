@@ -58,6 +58,7 @@ JOBS = pa.schema(
         _field("name_key", _TEXT, "key of the job family (almanac.names.name_key)"),
         _field("script_key", _TEXT, "hash of script, work directory, and argument names; null: none, or not recorded"),
         _field("refuses_mail", pa.bool_(), "whether its comment has almanac:nomail; null: unknown"),
+        _field("is_packed", pa.bool_(), "whether its comment has almanac:packed; null: no comment recorded"),
         _field("state", _TEXT, "COMPLETED, FAILED, TIMEOUT, CANCELLED, ..."),
         _field("eligible_s", _INT, "s since 1970, UTC: when it became eligible to start; null: not recorded"),
         _field("start_s", _INT, "s since 1970, UTC; null: never started"),
