@@ -193,14 +193,15 @@ def test_of_several_partitions_all_that_were_asked_for_count(tmp_path: Path) -> 
 
 def test_a_store_of_before_the_requested_counts_is_read_and_written(store: Store) -> None:
     (path,) = store.root.glob("jobs/**/*.parquet")
-    newer = ["cpu_count_req", "node_count_req", "partition_req", "gpu_type_req", "script_key"]
+    newer = ["cpu_count_req", "node_count_req", "partition_req", "gpu_type_req", "script_key", "is_packed"]
     pq.write_table(pq.read_table(path, partitioning=None).drop_columns(newer), path)
     assert load_history(store.of("c"))["gpu_count"].tolist() == [4, 4, 4, 4]
-    assert load_history(store.of("c"))["script_key"].isna().all()
+    assert load_history(store.of("c"))[["script_key", "is_packed"]].isna().all().all()
     key = {"job_id": 1, "submit_s": 1_750_000_000}
-    store.of("c").write("jobs", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2}]))
+    store.of("c").write("jobs", rows(JOBS, [{**key, "cpu_count_req": 7, "node_count_req": 2, "is_packed": True}]))
     first = load_history(store.of("c")).iloc[0]
-    assert (first["user"], first["cpu_count"], first["node_count"]) == ("ann", 7, 2)
+    assert (first["user"], first["cpu_count"], first["node_count"], first["is_packed"]) == ("ann", 7, 2, True)
+    assert load_history(store.of("c"))["is_packed"].isna().tolist() == [False, True, True, True]
 
 
 def test_what_runs_and_what_waits_comes_where_it_is_asked_for(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection
 from itertools import product
@@ -39,6 +40,24 @@ def test_preallocated_and_unjudged_runs_are_excluded_and_counted(history_of: His
     evidence = evidence_of(history_of(rows), config)
     assert evidence.runs == 5
     assert evidence.excluded == {"preallocated memory": 3, "low coverage": 2}
+
+
+def test_packed_runs_change_nothing_and_are_counted(history_of: History, config: Config) -> None:
+    """Their peaks are those of two tasks, and neither their ends nor their tiers say anything of one."""
+    plain: list[dict[str, Any]] = [{**SMALL, "is_packed": value} for value in (False, None, False, None, False, None)]
+    plain[2] |= {"state": "FAILED", "hbm_peak_mib": 10000.0}
+    packed = [
+        {"hbm_peak_mib": 41000.0},
+        {"hbm_peak_mib": 80000.0, "state": "FAILED"},
+        {"hbm_peak_mib": math.nan, "hbm_evidence": "preallocated", "hbm_max_mib": 0.75 * 81920},
+        {"hbm_peak_mib": math.nan, "hbm_evidence": "none", "verdict": "short"},
+    ]
+    ends = [{"end_s": NOW_S - 90_000 + 600 * number} for number in range(10)]
+    plain = [{**row, **end} for row, end in zip(plain, [*ends[::2], ends[-1]], strict=True)]
+    packed = [{**row, **end, "is_packed": True} for row, end in zip(packed, ends[1::2], strict=False)]
+    alone, mixed = (evidence_of(history_of(rows), config) for rows in (plain, plain + packed))
+    assert mixed == dataclasses.replace(alone, excluded={**alone.excluded, "packed": 4})
+    assert (alone.runs, alone.oom, alone.highest_mib) == (5, None, 20000.0)
 
 
 def test_a_family_that_preallocates_learns_nothing_from_the_users_others(history_of: History, config: Config) -> None:

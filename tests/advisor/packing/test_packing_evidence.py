@@ -94,6 +94,17 @@ def test_what_keeps_a_family_alone(history_of: History, change: dict[str, Any], 
     assert why(history_of, runs(**change)) == reason
 
 
+def test_packed_runs_change_nothing(history_of: History) -> None:
+    """Newer than the others, busier, larger, and of another GPU."""
+    packed = runs(
+        25, is_packed=True, mean_sm_active_frac=0.7, mean_dram_active_frac=0.5, hbm_peak_mib=41000.0, gpu_model="H100"
+    )
+    plain = [{**row, "end_s": NOW_S - 200_000 + 600 * number} for number, row in enumerate(runs())]
+    mixed, alone = (family_of(history_of, rows) for rows in ([*plain, *packed], plain))
+    assert mixed == alone
+    assert packing_families(history_of(packed), calibrated(), CONFIG, NOW_S) == []
+
+
 def test_without_a_calibration_or_runs_there_is_no_advice(history_of: History) -> None:
     history = history_of(runs())
     (family,) = packing_families(history, None, CONFIG, NOW_S)

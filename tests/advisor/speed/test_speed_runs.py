@@ -54,6 +54,7 @@ def test_a_run_that_was_ended_has_rates_and_no_time(state: str) -> None:
         {**GOOD, "state": "FAILED"}, {**GOOD, "state": "OUT_OF_MEMORY"}, {"gpu_type": "h100", "state": "TIMEOUT"},
         {"state": "COMPLETED"}, {**GOOD, "gpu_type": "a100_1g.5gb"}, {**GOOD, "gpu_count": None},
         {**GOOD, "end_s": math.nan, "start_s": NOW_S}, {**GOOD, "state": "CANCELLED", "has_profiling_fault": True},
+        {**GOOD, "is_packed": True},
     ],
 )  # fmt: skip
 def test_a_run_that_says_nothing_of_a_known_type_is_left_out(row: dict[str, Any]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from reports.job.facts import facts_of
@@ -14,6 +17,7 @@ from reports.job.ranks import SiteFigures
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import MAX_CELLS, SeriesRequest
 from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 KINDS: dict[str, Any] = {
     "int64": int, "int16": int, "double": float, "string": str, "bool": bool,
@@ -114,6 +118,23 @@ def test_a_job_says_the_same_alone_and_with_others(reported: Any) -> None:
     assert alone.ranks == together.ranks
     assert alone.advice == together.advice
     np.testing.assert_array_equal(alone.series.util_pct, together.series.util_pct)
+
+
+def test_a_packed_job_gets_no_advice_on_its_memory_tier(reported: Any, tmp_path: Path) -> None:
+    """A tier for one task may not hold all that the job ran at once."""
+    shutil.copytree(reported.store.root, tmp_path / "store")
+    site = dataclasses.replace(reported, store=Store.open(tmp_path / "store"))
+    jobs = site.store.of("test").read("jobs", among={"job_id": pa.array([401, 1002])})
+    is_packed = pa.array([each == 401 for each in jobs["job_id"].to_pylist()])
+    site.store.of("test").write(
+        "jobs", jobs.set_column(jobs.schema.get_field_index("is_packed"), "is_packed", is_packed)
+    )
+    packed, plain = site.build(401, 1002)
+    (alone,) = site.build(401)
+    assert (packed.advice, alone.advice, packed.packing) == (None, None, None)
+    assert reported.contexts["half"].advice is not None
+    assert plain.advice is not None
+    assert packed.metrics == reported.contexts["half"].metrics
 
 
 def test_a_rank_is_the_share_of_the_sites_jobs_with_less() -> None:

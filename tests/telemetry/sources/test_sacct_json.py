@@ -57,7 +57,26 @@ def test_missing_texts(changes: dict[str, Any], expected: JobText) -> None:
 )
 def test_a_comment_can_refuse_mail(comment: Any, expected: bool) -> None:
     said = {"administrator": "almanac:nomail", "job": comment}
-    assert parse(job(comment=said)) == {(7, 100): JobText("train", "almanac:nomail", expected)}
+    (text,) = parse(job(comment=said)).values()
+    assert (text.name, text.admin_comment, text.refuses_mail) == ("train", "almanac:nomail", expected)
+
+
+@pytest.mark.parametrize(
+    ("comment", "expected"),
+    [
+        ("almanac:packed", True),
+        ("run 7\nalmanac:nomail almanac:packed", True),
+        ("almanac:packed-2", False),
+        ("seed 3", False),
+        ("", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_a_comment_can_say_that_a_job_was_packed(comment: Any, expected: bool | None) -> None:
+    """Without a comment it is not known: where slurmdbd keeps none, each looks empty."""
+    (text,) = parse(job(comment={"administrator": "almanac:packed", "job": comment})).values()
+    assert text.is_packed is expected
 
 
 @pytest.mark.parametrize(
