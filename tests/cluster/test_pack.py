@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tarfile
 import time
@@ -254,6 +255,38 @@ def test_arrays_lists_and_steps(site: Site, alice: Home) -> None:
         assert array.output(item).splitlines()[-1] == f"{item} {item}" or item % 2 == 0
         assert f"\n{item} {item}\n" in f"\n{array.output(item)}"
     assert not array.output(5)
+
+
+def test_a_packed_job_says_so_in_its_comment(site: Site, alice: Home) -> None:
+    """Of an array, each task alone. The last of them has the array's id for a job id. slurmdbd keeps the comment."""
+    comment = "almanac:nomail \"seed\" '3' = \\ %s\n  née; $(touch hacked)"
+    waiting = "while ! [ -e go ]; do sleep 0.1; done"
+    packed = alice.submit("marked", f"exec almanac-pack --items 0-1 -- sh -c '{waiting}'", f"--comment={comment}")
+    lonely = alice.submit("lonely", "exec almanac-pack -n1 --items 0-1 -- sleep 1", "--comment=alone")
+    # Of three tasks, the last one alone runs two items at a time.
+    command = f'[ $SLURM_ARRAY_TASK_ID != 4 ] || two=2; exec almanac-pack -n ${{two:-1}} -- sh -c "{waiting}"'
+    array = alice.submit("sweep", command, "--array=0-4:2", "--comment=sweep")
+
+    def comments(job: Job) -> list[str]:
+        return sorted(site.run("ctl", "root", "squeue", "-h", "-r", "-j", str(job.id), "-o", "%k").stdout.splitlines())
+
+    is_marked = "sweep almanac:packed"
+    wait_until("the mark of the array's last task", lambda: comments(array) == ["sweep", "sweep", is_marked], 90)
+    wait_until("the mark of the job", lambda: "almanac:packed" in "".join(comments(packed)), 90)
+    for job in (packed, array):
+        alice.write(f"{job.folder.removeprefix(alice.path)}/go", "")
+    packed.ended("COMPLETED", "0:0")
+    lonely.ended("COMPLETED", "0:0")
+    array.ended(r"(COMPLETED\|0:0\n){2}COMPLETED", "0:0")
+
+    def kept(job: Job) -> list[str]:
+        shown = site.run("ctl", "root", "sacct", "--json", "-X", "-j", str(job.id)).stdout
+        return sorted(each["comment"]["job"] for each in json.loads(shown)["jobs"])
+
+    assert kept(packed) == [f"{comment} almanac:packed"]
+    assert kept(lonely) == ["alone"]
+    assert kept(array) == ["sweep", "sweep", is_marked]
+    assert "comment" not in packed.text()
 
 
 def test_two_users_on_one_node_share_nothing(site: Site, alice: Home) -> None:
