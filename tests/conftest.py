@@ -46,6 +46,7 @@ SLOW = {
     "test_own_reading.py",
     "test_own_reports.py",
     "test_own_safety.py",
+    "test_pack_mark.py",
     "test_pack_shares.py",
     "test_package.py",
     "test_pack.py",
