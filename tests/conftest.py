@@ -42,6 +42,7 @@ SLOW = {
     "test_ingest_clock.py",
     "test_heavy_user.py",
     "test_jobs.py",
+    "test_lasting_rounds.py",
     "test_online.py",
     "test_own_reading.py",
     "test_own_reports.py",

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from advisor.decisions.placement import Floats, Ints
-from simulator.placement.rounds import RoundAllocation, RoundView
+from simulator.placement.rounds import RoundAllocation, RoundView, lasts_if_full
 
 Use = tuple[int, ...]
 """GPUs of each type."""
@@ -133,35 +133,37 @@ def choose_greedily(game: HadarRound, rows: list[int], used: Use) -> dict[int, U
     """Row to GPUs: the row of the greatest payoff, then again at the new prices, until none is positive."""
     chosen: dict[int, Use] = {}
     waiting = np.array(rows, dtype=np.int64)
+    gpus, utilities = game.view.gpus[waiting], _utilities(game, waiting)
     while len(waiting) and sum(used) < sum(game.capacity):
-        # On one type, for all rows at once; only gangs that fit on no type are then tried spread over several.
-        values = _payoffs(game, waiting, used)
-        best = [(float(each.max()), int(row)) for each, row in zip(values, waiting, strict=True) if each.max() > 0]
-        tight = waiting[~np.isfinite(values).any(axis=1)]
-        best += [(found[0], int(row)) for row in tight if (found := game.find_allocation(int(row), used))]
-        if not best:
+        free = np.array(game.capacity) - np.array(used)
+        cost = gpus[:, None] * np.array(game.prices.of(used))[None, :]
+        best = np.where(gpus[:, None] <= free[None, :], utilities - cost, -np.inf).max(axis=1)
+        # Only gangs that fit on no type are tried spread over several.
+        for place in np.flatnonzero(np.isneginf(best) & (gpus <= free.sum())):
+            spread = game.find_allocation(int(waiting[place]), used)
+            best[place] = spread[0] if spread else -np.inf
+        if not (best > 0).any():
             break
-        row = max(best, key=lambda each: (each[0], -each[1]))[1]
+        row = int(waiting[best == best.max()].min())
         option = game.find_allocation(row, used)
         assert option is not None
         chosen[row] = option[1]
         used = _sum(used, option[1])
-        waiting = waiting[waiting != row]
+        others = waiting != row
+        waiting, gpus, utilities = waiting[others], gpus[others], utilities[others]
     return chosen
 
 
-def _payoffs(game: HadarRound, rows: Ints, used: Use) -> Floats:
-    """(rows, types) payoffs of gangs on one type; -inf where there is no room or speed."""
+def _utilities(game: HadarRound, rows: Ints) -> Floats:
+    """(rows, types) utilities of gangs on one type; -inf where there is no speed."""
     view = game.view
     rates, gpus = view.rates[rows], view.gpus[rows]
-    free, price = np.array(game.capacity) - np.array(used), np.array(game.prices.of(used))
     moves = (view.done[rows] > 0)[:, None] & (game.had[rows] != gpus[:, None])
     best_s = (view.done + view.left)[rows] / rates.max(axis=1)
-    fits = (rates > 0) & (gpus[:, None] <= free[None, :])
     with np.errstate(divide="ignore", invalid="ignore"):
         jct_s = view.since_s[rows][:, None] + np.where(moves, game.move_s, 0.0) + view.left[rows][:, None] / rates
-        found: Floats = best_s[:, None] / np.maximum(jct_s, 1e-9) - gpus[:, None] * price[None, :]
-    return np.where(fits, found, -np.inf)
+        found: Floats = best_s[:, None] / np.maximum(jct_s, 1e-9)
+    return np.where(rates > 0, found, -np.inf)
 
 
 def _sum(used: Use, more: Use) -> Use:
@@ -193,5 +195,6 @@ class Hadar:
             allocation[row] = use
         uses = [tuple(use) for use in allocation.tolist()]
         self._had = dict(zip(view.jobs.tolist(), uses, strict=True))
-        rates = [game.rate(row, use) if any(use) else 0.0 for row, use in enumerate(uses)]
-        return RoundAllocation(allocation, np.array(rates))
+        slowest = np.where(allocation > 0, view.rates, np.inf).min(axis=1)
+        found = RoundAllocation(allocation, np.where(allocation.any(axis=1), slowest, 0.0))
+        return lasts_if_full(view, found) if self.keeps_running else found

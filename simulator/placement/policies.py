@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from advisor.decisions.placement import (
     PlacementView,
     decide_placement,
 )
-from simulator.placement.rounds import RoundAllocation, RoundView, on_one_type
+from simulator.placement.rounds import RoundAllocation, RoundView, lasts_if_fastest, lasts_if_full, on_one_type
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class PricedSrpt:
         seen = PlacementView(
             view.gpus, view.left, view.rates, view.placed, view.capacity, view.waited_s, round_s=view.round_s
         )
-        return on_one_type(view, decide_placement(seen, self.rules).types)
+        found = on_one_type(view, decide_placement(seen, self.rules).types)
+        return lasts_if_fastest(view, found) if self.rules.move_all else lasts_if_full(view, found)
 
 
 class Fifo:
@@ -43,7 +44,7 @@ class Fifo:
                 break
             types[row] = fitting[0]
             free[fitting[0]] -= view.gpus[row]
-        return on_one_type(view, types)
+        return replace(on_one_type(view, types), lasts_s=np.inf)
 
 
 class FastestType:
@@ -67,7 +68,7 @@ class GreedyPairs:
             if np.isfinite(cost[row, kind]) and types[row] == WAITS and view.gpus[row] <= free[kind]:
                 types[row] = kind
                 free[kind] -= view.gpus[row]
-        return on_one_type(view, types)
+        return lasts_if_fastest(view, on_one_type(view, types))
 
 
 def _kept(view: RoundView) -> tuple[Ints, Ints]:
@@ -94,4 +95,4 @@ def _queues(view: RoundView, wanted: Ints) -> RoundAllocation:
         if not blocked[kind]:
             types[row] = kind
             free[kind] -= view.gpus[row]
-    return on_one_type(view, types)
+    return replace(on_one_type(view, types), lasts_s=np.inf)

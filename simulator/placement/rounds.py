@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -36,14 +36,18 @@ class RoundView:
 
 @dataclass(frozen=True)
 class RoundAllocation:
-    """gpus: (rows, types) GPUs of each job. rate: (rows,) units/s with them; 0 where it waits."""
+    """gpus: (rows, types) GPUs of each job. rate: (rows,) units/s with them; 0 where it waits.
+
+    lasts_s: for how long rounds repeat this without asking the policy, until a job arrives or ends.
+    """
 
     gpus: Ints
     rate: Floats
+    lasts_s: float = 0.0
 
 
 class RoundPolicy(Protocol):
-    """Places the jobs of a round. Called in the order of time."""
+    """Places the jobs of a round. Called in the order of time, but not while its last allocation lasts."""
 
     def place(self, view: RoundView) -> RoundAllocation:
         """The GPUs of each job."""
@@ -53,7 +57,7 @@ class RoundPolicy(Protocol):
 class PlacementRecord:
     """start_s, end_s: (jobs,) first start and end. moves: (jobs,) times that a job that had run got other GPUs.
 
-    decision_s: (rounds,) seconds that each decision took.
+    decision_s: (decisions,) seconds that each one took.
     """
 
     start_s: Floats
@@ -70,6 +74,18 @@ def on_one_type(view: RoundView, types: Ints) -> RoundAllocation:
     gpus[runs, types[runs]] = view.gpus[runs]
     rate[runs] = view.rates[runs, types[runs]]
     return RoundAllocation(gpus, rate)
+
+
+def lasts_if_full(view: RoundView, found: RoundAllocation) -> RoundAllocation:
+    """For policies whose running jobs stay: nothing changes while each waiting gang is larger than all free GPUs."""
+    free = int(view.capacity.sum() - found.gpus.sum())
+    return replace(found, lasts_s=np.inf if (view.gpus[found.rate <= 0] > free).all() else 0.0)
+
+
+def lasts_if_fastest(view: RoundView, found: RoundAllocation) -> RoundAllocation:
+    """For policies that look for speed: nothing changes while each job has its fastest type, the first of equals."""
+    fastest = (found.rate > 0) & (found.gpus.argmax(axis=1) == view.rates.argmax(axis=1))
+    return replace(found, lasts_s=np.inf if fastest.all() else 0.0)
 
 
 def simulate_rounds(
@@ -92,18 +108,20 @@ def simulate_rounds(
     start, end, last = np.full(jobs, np.nan), np.full(jobs, np.nan), np.full(jobs, WAITS, dtype=np.int64)
     had = np.zeros((jobs, len(problem.types)), dtype=np.int64)
     moves, seconds = np.zeros(jobs, dtype=np.int64), []
-    stuck = 0
+    stuck, decided, until, found = 0, np.zeros(0, dtype=np.int64), -np.inf, RoundAllocation(had[:0], done[:0])
     while np.isnan(end).any():
         active = np.flatnonzero(np.isnan(end) & (problem.submit_s <= now))
         if not len(active):
             ahead = float(problem.submit_s[np.isnan(end)].min())
             now += max(np.ceil((ahead - now) / round_s), 1.0) * round_s
             continue
-        view = _view(problem, active, now, done, believed, last, start, round_s)
-        begun = clock() if clock else 0.0
-        found = policy.place(view)
-        seconds.append((clock() if clock else 0.0) - begun)
-        _check(problem, found)
+        if now >= until or not np.array_equal(active, decided):
+            view = _view(problem, active, now, done, believed, last, start, round_s)
+            begun = clock() if clock else 0.0
+            found = policy.place(view)
+            seconds.append((clock() if clock else 0.0) - begun)
+            _check(problem, found)
+            decided, until = active, now + found.lasts_s
         runs = found.rate > 0
         own = active[runs]
         ran = ~np.isnan(start[own])
