@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from placement_rounds import random_problem
 
-from advisor.decisions.placement import NEVER_MOVE
+from advisor.decisions.placement import NEVER_MOVE, PlacementRules
 from simulator.placement.arrivals import believed_work
 from simulator.placement.fairness import SharedRounds, plain_gains
 from simulator.placement.forked import HadarForked
@@ -61,3 +61,13 @@ def test_policies_whose_choice_changes_with_time_are_asked_each_round(name: str)
     problem = random_problem(np.random.default_rng(32), 10, 20_000.0)
     each = simulate_rounds(problem, EveryRound(CHANGING[name]()), 60.0)
     assert len(simulate_rounds(problem, CHANGING[name](), 60.0).decision_s) == len(each.decision_s)
+
+
+def test_priced_srpt_decides_less_often_while_jobs_have_days_left() -> None:
+    """The two schedules differ, but not in how good they are."""
+    problem = random_problem(np.random.default_rng(33), 9)
+    days = replace(problem, work=problem.work * 400)
+    policy = PricedSrpt(PlacementRules(short_queue=0))
+    each, found = simulate_rounds(days, EveryRound(policy), 3600.0), simulate_rounds(days, policy, 3600.0)
+    assert len(found.decision_s) < 0.7 * len(each.decision_s)
+    assert found.end_s.mean() == pytest.approx(each.end_s.mean(), rel=0.02)
