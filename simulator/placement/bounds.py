@@ -56,12 +56,15 @@ def mean_jct_bound_s(problem: PlacementProblem, intervals: int = 144) -> float:
     m / 2. So C is at least the mean busy time plus m / 2, and no job ends before the program says, on average.
     Jobs that are alike are one row, which changes no optimum: their mean is feasible if they are.
 
-    More intervals make it tighter and slower. Raises ValueError where a job can run on no type, or the solver fails.
+    Jobs that are much shorter than an interval, as in a trace of months, make this weak: the bound is at least the mean
+    run time on the fastest types. More intervals make it tighter and slower. Raises ValueError where a job can run on
+    no type, or the solver fails.
     """
     _check(problem)
     share, gpus, submit_s, count = _groups(problem)
     found = _least_busy_times(share, gpus, submit_s, count, problem.capacity, _edges(problem, intervals))
-    return float((found + count @ (0.5 / share.max(axis=1) - submit_s)) / len(problem))
+    busy_s = float((found + count @ (0.5 / share.max(axis=1) - submit_s)) / len(problem))
+    return max(busy_s, float(problem.best_s.mean()))
 
 
 def _groups(problem: PlacementProblem) -> tuple[Floats, Ints, Floats, Ints]:

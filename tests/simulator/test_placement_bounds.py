@@ -68,9 +68,7 @@ def test_a_policy_that_starts_nothing_or_too_much_is_an_error():
 def test_bounds_of_one_job_are_its_run_time():
     alone = problem([1], [30], [[1, 3]], [1, 1])
     assert makespan_bound_s(alone) == pytest.approx(10.0)
-    # The mean busy time begins at an interval's begin: half an interval less.
-    assert mean_jct_bound_s(alone, 100) == pytest.approx(10.0, abs=0.06)
-    assert mean_jct_bound_s(alone, 100) < 10.0
+    assert mean_jct_bound_s(alone, 100) == pytest.approx(10.0)
 
 
 def test_bound_of_two_jobs_one_after_the_other():
@@ -82,7 +80,12 @@ def test_bound_of_two_jobs_one_after_the_other():
 def test_work_submitted_late_counts_from_its_submission():
     late = problem([1, 1], [10, 10], [[1], [1]], [1], [0, 100])
     assert makespan_bound_s(late) == pytest.approx(110.0)
-    assert 9.0 < mean_jct_bound_s(late, 200) <= 10.0
+    assert mean_jct_bound_s(late, 200) == pytest.approx(10.0)
+
+
+def test_jobs_far_shorter_than_an_interval_need_their_run_time():
+    apart = problem([1, 1], [10, 10], [[1, 2], [1, 2]], [1, 1], [0, 1e6])
+    assert mean_jct_bound_s(apart, 10) == pytest.approx(5.0)
 
 
 def test_bounds_refuse_a_job_that_runs_nowhere():
