@@ -1,4 +1,4 @@
-"""UnequalSampler on four gloo ranks of which one is slowed twice, its own cost, and HadarE's copies beside it."""
+"""UnequalSampler on four gloo ranks, one of them slowed twice, its own cost, and HadarE's copies beside it."""
 
 import json
 import os
