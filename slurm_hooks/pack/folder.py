@@ -8,11 +8,11 @@ import re
 import shutil
 import stat
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "almanac-pack-"
-LOCK = "lock"
 YOUNG_S = 60.0
 MOST_PATH = 36
 """Length of a place whose pipes still have a path short enough for a Unix socket (107 bytes)."""
@@ -35,23 +35,36 @@ def is_safe(place: str) -> bool:
 
 
 def new_token(job_id: str) -> str:
-    """A name of the run that nobody can guess, which begins with its job's id: "0" outside Slurm."""
-    return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{os.urandom(8).hex()}"
+    """A name of the run that nobody can guess: its job's id ("0" outside Slurm), 8 digits of its host, 8 random ones."""
+    return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{_host()}{os.urandom(4).hex()}"
+
+
+def _host() -> str:
+    return f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
 def path_for(place: str, token: str) -> str:
     return f"{place.rstrip('/')}/{PREFIX}{token}"
 
 
-def make(path: str) -> int:
-    """Make the folder, and lock it; the lock's file descriptor. Raises OSError, also where the name is taken.
-
-    The lock ends with the last process that has it open, however that ends.
-    """
+def make(path: str) -> None:
+    """Make the folder, and lock it. Raises OSError, also where the name is taken."""
     Path(path).mkdir(mode=0o700)
-    lock = os.open(f"{path}/{LOCK}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
+    lock(path)
+
+
+def lock(path: str, *, must_wait: bool = True) -> int:
+    """Lock the folder itself: a file in it could be removed as too old. Returns the descriptor; raises OSError.
+
+    The lock ends with the process, however that ends. It is of this host, also where hosts share the folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if must_wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def remove(path: str) -> None:
@@ -61,20 +74,23 @@ def remove(path: str) -> None:
 
 
 def abandoned(place: str) -> Iterator[str]:
-    """This user's folders whose run has ended without removing them. Others' folders are never looked into."""
+    """This user's folders whose run on this host has ended without removing them, each locked while it is yielded.
+
+    Others' folders are never looked into.
+    """
     try:
         names = os.listdir(place)  # noqa: PTH208 - names, not paths
     except OSError:
         return
     for name in names:
         path = f"{place.rstrip('/')}/{name}"
-        if (
-            re.fullmatch(f"{PREFIX}[0-9]+-[0-9a-f]{{16}}", name)
-            and _is_own(path)
-            and _is_old(path)
-            and not _is_locked(path)
-        ):
+        if re.fullmatch(f"{PREFIX}[0-9]+-{_host()}[0-9a-f]{{8}}", name) and _is_own(path) and _is_old(path):
+            try:
+                fd = lock(path, must_wait=False)
+            except OSError:
+                continue
             yield path
+            os.close(fd)
 
 
 def token_of(path: str) -> str:
@@ -95,20 +111,3 @@ def _is_old(path: str) -> bool:
         return time.time() - os.lstat(path).st_mtime > YOUNG_S
     except OSError:
         return False
-
-
-def _is_locked(path: str) -> bool:
-    """Whether its run may still live."""
-    try:
-        lock = os.open(f"{path}/{LOCK}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -6,6 +6,7 @@ writes itself are lines to standard error that begin with "almanac-pack:".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -32,7 +33,7 @@ from slurm_hooks.pack.message import say
 from slurm_hooks.pack.mps import PROGRAM, Mps
 from slurm_hooks.pack.options import WRONG_USAGE, Options, read_options
 from slurm_hooks.pack.output import output_path
-from slurm_hooks.pack.run import AWAITED, Run
+from slurm_hooks.pack.run import Run, awaited
 from slurm_hooks.pack.task import Slot
 from slurm_hooks.pack.watchdog import Watchdog
 from slurm_hooks.submit.sbatch_almanac import initial_environment
@@ -89,6 +90,13 @@ def remove_abandoned(environ: Mapping[bytes, bytes]) -> None:
             daemons = [Mps("0", str(gpu), token, environ) for gpu in sorted(Path(path).glob("gpu*"))]
             end_run(token, path, daemons, 0.0)
             say(f"removed {path}, which an earlier run had left")
+
+
+def end_killed_run(token: str, path: str, daemons: Sequence[Mps], grace_s: float) -> None:
+    """For the watchdog. The lock keeps the user's next run from ending the tasks before their time is over."""
+    with contextlib.suppress(OSError):
+        private_folder.lock(path)
+    end_run(token, path, daemons, grace_s)
 
 
 def make_search(options: Options, items: int, token: str, folder: str, environ: Mapping[str, str]) -> TaskSearch | None:
@@ -179,13 +187,14 @@ def main() -> NoReturn:
 
 def pack(options: Options, items: Sequence[Item], environ: Mapping[bytes, bytes]) -> int:
     """Runs all; the job's exit code."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, Linux keeps no exit codes
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited())
     gpus = make_gpus(gpus_of(os.environ), options.tasks_per_gpu, os.environ)
     why = why_no_mps(options, gpus, items, os.environ)
     token = private_folder.new_token(os.environ.get("SLURM_JOB_ID", ""))
     path = "" if why else find_folder(token, os.environ)
     daemons = [Mps(gpu.name, f"{path}/gpu{place}", token, environ) for place, gpu in enumerate(gpus)] if path else []
-    watchdog = _watchdog(lambda: end_run(token, path, daemons, options.grace_s))
+    watchdog = _watchdog(lambda: end_killed_run(token, path, daemons, options.grace_s))
     has_folder = bool(path) and _make_folder(path, environ)
     at_a_time = min(len(items), sum(len(gpu.slots) for gpu in gpus))
     how = why or "MPS" if has_folder or why else "time-slicing"

@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 """After these no further task starts, and those that run get time to end."""
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-AWAITED = {*ENDING, *PASSED_ON, signal.SIGCHLD}
 LOOK_S = 1.0
 SETTLE_S = 0.2
 
 ShareOf = Callable[[Slot], int | None]
 """Percent of its GPU for the task that starts next in a slot; None: no limit. Asked before each start under MPS."""
+
+
+def awaited() -> set[signal.Signals]:
+    """Signals that this process takes. What it was started to ignore stays so: nohup ignores HUP."""
+    ignored = {number for number in (*ENDING, *PASSED_ON) if signal.getsignal(number) == signal.SIG_IGN}
+    return {*ENDING, *PASSED_ON, signal.SIGCHLD} - (ignored - {signal.SIGTERM})
 
 
 class StartError(Exception):
@@ -90,6 +95,7 @@ class Run:
         self._outputs: set[str] = set()
         self._end_signal = 0
         self._end_s = 0.0
+        self._awaited = awaited()
 
     def run(self) -> int:
         """The worst exit code of all tasks, once nothing is left of them."""
@@ -224,11 +230,11 @@ class Run:
 
     def _take_signals(self, seconds: float) -> None:
         """All that have come; the first within so many seconds."""
-        got = signal.sigtimedwait(AWAITED, seconds)
+        got = signal.sigtimedwait(self._awaited, seconds)
         while got is not None:
             if got.si_signo != signal.SIGCHLD:
                 self._pass_on(got.si_signo)
-            got = signal.sigtimedwait(AWAITED, 0)
+            got = signal.sigtimedwait(self._awaited, 0)
 
     def _await_end_signal(self) -> None:
         """Slurm signals all processes of a job one by one: tasks can end before this process gets the signal."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from pack_job import PackJob
 
+from slurm_hooks.pack.folder import new_token, path_for
+
 CODES = "exit {}"
 
 
@@ -29,6 +31,12 @@ def test_the_worst_code_is_the_jobs_and_a_plain_failure_stops_nobody(job: PackJo
 
 def test_a_task_ended_by_a_signal_counts_as_128_and_the_signal(job: PackJob) -> None:
     assert job.run("--items=0-1", "--", "sh", "-c", "[ {} = 0 ] || kill -KILL $$")[0] == 128 + 9
+
+
+def test_codes_count_also_where_the_parent_ignores_the_end_of_children(job: PackJob) -> None:
+    job.before = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    code, said = job.run("--items=0-1", "--", "sh", "-c", "exit 7")
+    assert code == 7 and "no watchdog" not in said
 
 
 @pytest.mark.parametrize("mps", [False, True])
@@ -295,6 +303,17 @@ def test_a_signal_reaches_the_tasks_and_nothing_is_left(job: PackJob, number: si
     job.wait_until_nothing_is_left()
 
 
+def test_a_signal_that_nohup_ignores_stays_ignored(job: PackJob) -> None:
+    job.before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    launcher = job.start("--items=0-3", "--", "sh", "-c", "echo ready; until [ -e go ]; do sleep 0.05; done")
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(signal.SIGHUP)
+    (job.root / "go").touch()
+    said = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 0 and "signal" not in said
+    assert len(list(job.root.glob("*.out"))) == 4
+
+
 def test_a_signal_for_checkpoints_ends_nothing(job: PackJob) -> None:
     waiting = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
     launcher = job.start("--items=0-1", "--", "sh", "-c", waiting)
@@ -386,17 +405,32 @@ def test_what_launcher_and_watchdog_leave_the_next_run_ends(job: PackJob) -> Non
     job.wait_until_nothing_is_left()
 
 
+def test_the_next_run_leaves_the_tasks_of_a_killed_one_their_time(job: PackJob) -> None:
+    job.install_mps()
+    launcher = job.start("--items=0-1", "--", "sh", "-c", WAITING.replace("sleep 0.2", "sleep 3"))
+    job.wait_for("the tasks", lambda: _ready(job))
+    (folder,) = job.tmp.iterdir()
+    os.utime(folder, (0, 0))
+    launcher.kill()
+    launcher.communicate(timeout=60)
+    code, said = job.run("--output=second-%a", "--items=0-1", "--", "true")
+    assert code == 0 and "earlier run" not in said
+    job.wait_until_nothing_is_left()
+    assert all(_has_ended_in_order(job.output(item)) for item in (0, 1))
+
+
 def test_a_run_that_lives_and_folders_of_others_are_left_alone(job: PackJob) -> None:
     job.install_mps()
     launcher = job.start("--items=0-1", "--", "sh", "-c", WAITING)
     job.wait_for("the tasks", lambda: _ready(job))
     (folder,) = job.tmp.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "lock").unlink(missing_ok=True)  # as what cleans /tmp removes old files
     os.utime(folder, (0, 0))
     target = job.root / "target"
     target.mkdir()
-    (job.tmp / f"almanac-pack-1-{'0' * 16}").symlink_to(target)
-    other = Path(job.tmp / f"almanac-pack-1-{'1' * 16}")
+    link, other = (Path(path_for(str(job.tmp), new_token("1"))) for _ in range(2))
+    link.symlink_to(target)
     other.mkdir(mode=0o755)
     if os.getuid() == 0:
         os.chown(other, 65534, 65534)
@@ -407,7 +441,7 @@ def test_a_run_that_lives_and_folders_of_others_are_left_alone(job: PackJob) -> 
     launcher.terminate()
     launcher.communicate(timeout=60)
     other.rmdir()
-    (job.tmp / f"almanac-pack-1-{'0' * 16}").unlink()
+    link.unlink()
     job.wait_until_nothing_is_left()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slurm_hooks.pack.allocation import cpu_parts, gpus_of, threads_for, why_not
 from slurm_hooks.pack.faults import Failure, innocent
-from slurm_hooks.pack.folder import MOST_PATH, new_token, path_for, places
+from slurm_hooks.pack.folder import MOST_PATH, abandoned, new_token, path_for, places
 from slurm_hooks.pack.items import Item, indices_of, items_of, parse_indices
 from slurm_hooks.pack.launcher import make_gpus
 from slurm_hooks.pack.mps import Mps
@@ -155,6 +157,19 @@ def test_paths_fit_a_unix_socket_and_cannot_be_guessed() -> None:
     longest = path_for("/" + "x" * (MOST_PATH - 1), new_token("4294967295"))
     assert len(f"{longest}/gpu15/pipe") + len("/control_privileged") <= 107
     assert new_token("1") != new_token("1") and new_token("x; y").startswith("0-")
+
+
+def test_only_folders_of_this_host_can_be_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts can share $TMPDIR, but not their locks."""
+    own, young = new_token("1"), new_token("1")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="other"))
+    other = new_token("1")
+    monkeypatch.undo()
+    for token in (own, young, other):
+        Path(path_for(str(tmp_path), token)).mkdir()
+    for token in (own, other):
+        os.utime(path_for(str(tmp_path), token), (0, 0))
+    assert list(abandoned(str(tmp_path))) == [path_for(str(tmp_path), own)]
 
 
 # --- faults
