@@ -7,11 +7,16 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from slurm_hooks.pack.processes import TASK_MARK
+
 _TOPOLOGY = "/sys/devices/system/cpu"
 
 
 def why_not(environ: Mapping[str, str]) -> str:
     """Why nothing can be packed here; "" where it can."""
+    inside = environ.get(TASK_MARK, "").partition("-")[0]  # of another job where a task has submitted this one
+    if inside and inside == environ.get("SLURM_JOB_ID", "0"):
+        return "it is in a task of almanac-pack; expected one almanac-pack for the job, with all tasks in its list"
     # A job that is submitted inside a step of several tasks inherits SLURM_STEP_NUM_TASKS, but not SLURM_NTASKS.
     if min(_count(environ, "SLURM_STEP_NUM_TASKS"), _count(environ, "SLURM_NTASKS")) > 1:
         return "srun started several copies of it; expected one: srun -n 1 almanac-pack"

@@ -27,7 +27,9 @@ _STICKY = re.compile(
 )
 """Faults after which a CUDA context is lost (errors 700 to 719)."""
 _STAMP = re.compile(r"^\[[^\]]*\]")
-_LOGGED = re.compile(r"fault|fatal|exception", re.IGNORECASE)
+_LOGGED = re.compile(r"^(?!.*on socket:).*(?<![a-z/])(?:fault|fatal|exception)", re.IGNORECASE)
+"""Lines that speak of a fault. "Default" and the paths of sockets do not."""
+_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?!\w|\.[0-9])")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def innocent(failures: Sequence[Failure], log: str, is_daemon_dead: bool) -> tup
     victims = [number for number in everyone if _ENDED_BY_MPS.search(failures[number].text) and not is_faulty[number]]
     logged = [line for line in (_STAMP.sub("", line) for line in log.splitlines()) if _LOGGED.search(line)]
     if len(failures) > 1:
-        numbers = {int(word) for line in logged for word in re.findall("[0-9]{1,9}", line)}
+        numbers = {int(word) for line in logged for word in _NUMBER.findall(line)}
         named = [number for number in everyone if failures[number].pids & numbers]
         if 0 < len(named) < len(failures):
             return _but(named, everyone), "a fatal GPU fault of another task ended it (MPS's log names that one)"

@@ -35,7 +35,7 @@ def is_safe(place: str) -> bool:
 
 
 def new_token(job_id: str) -> str:
-    """A name of the run that nobody can guess: its job's id ("0" outside Slurm), 8 digits of its host, 8 random ones."""
+    """A name of the run that nobody can guess: its job's id ("0" outside Slurm), 8 digits of its host, 8 by chance."""
     return f"{job_id if job_id.isascii() and job_id.isdecimal() else 0}-{_host()}{os.urandom(4).hex()}"
 
 

@@ -33,13 +33,18 @@ from slurm_hooks.pack.message import say
 from slurm_hooks.pack.mps import PROGRAM, Mps
 from slurm_hooks.pack.options import WRONG_USAGE, Options, read_options
 from slurm_hooks.pack.output import output_path
-from slurm_hooks.pack.run import Run, awaited
+from slurm_hooks.pack.run import Run
+from slurm_hooks.pack.signals import awaited
 from slurm_hooks.pack.task import Slot
 from slurm_hooks.pack.watchdog import Watchdog
 from slurm_hooks.submit.sbatch_almanac import initial_environment
 
 if TYPE_CHECKING:
     from slurm_hooks.pack.share_search import TaskSearch
+
+
+UNNAMED = "wrap"
+"""What Slurm calls each job of sbatch --wrap that has no name of its own, so the name says nothing about it."""
 
 
 def make_gpus(names: Sequence[str], tasks_per_gpu: int, environ: Mapping[str, str]) -> list[Gpu]:
@@ -133,7 +138,7 @@ def limit_of(options: Options, environ: Mapping[str, str]) -> Callable[[Slot], i
         return lambda slot: None
     if options.memory_mib:
         return lambda slot: options.memory_mib[slot.position]
-    bound = published_bound(environ)
+    bound = None if environ.get("SLURM_JOB_NAME") == UNNAMED else published_bound(environ)
     if bound:
         say(
             f"each task may use {bound} MiB of GPU memory, the published bound of this job name; --memory none lifts it"

@@ -82,7 +82,7 @@ class Mps:
         until = time.monotonic() + START_S
         while not self.servers():
             if time.monotonic() > until:
-                raise MpsError(f"its server did not start within {START_S:g} s{self._last_log_line()}")
+                raise MpsTimeoutError(f"its server did not start within {START_S:g} s{self._last_log_line()}")
             time.sleep(0.1)
 
     def servers(self) -> list[int]:

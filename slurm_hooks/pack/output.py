@@ -29,7 +29,7 @@ def output_path(pattern: str, item: Item, slot: int, environ: Mapping[str, str])
         "x": environ.get("SLURM_JOB_NAME", ""),
         "%": "%",
     }
-    safe = {letter: re.sub("[/\0]", "_", word) for letter, word in words.items()}
+    safe = {letter: re.sub(r"[/\0]|^\.+", "_", word) for letter, word in words.items()}
     return re.sub("%([aAjsx%])", lambda match: safe[match[1]], pattern)
 
 
@@ -57,7 +57,8 @@ class Output:
             if not stat.S_ISREG(os.fstat(self.fd).st_mode):
                 return ""
             os.fsync(self.fd)
-            return "" if os.fstatvfs(self.fd).f_bavail else "No space left on device"
+            space = os.fstatvfs(self.fd)
+            return "" if space.f_bavail or not space.f_blocks else "No space left on device"  # FUSE may count nothing
         except OSError as error:
             return error.strerror or str(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,8 +17,9 @@ from slurm_hooks.pack.gpu import Gpu
 from slurm_hooks.pack.items import Item
 from slurm_hooks.pack.mark import mark_job
 from slurm_hooks.pack.message import say
-from slurm_hooks.pack.mps import Mps, MpsError
+from slurm_hooks.pack.mps import Mps, MpsError, MpsTimeoutError
 from slurm_hooks.pack.output import Output, open_output, output_path
+from slurm_hooks.pack.signals import ENDING, awaited
 from slurm_hooks.pack.task import (
     NO_OUTPUT,
     NOT_EXECUTABLE,
@@ -33,20 +35,12 @@ from slurm_hooks.pack.task import (
 if TYPE_CHECKING:
     from slurm_hooks.pack.share_search import TaskSearch
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
-"""After these no further task starts, and those that run get time to end."""
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 LOOK_S = 1.0
+MOST_WAITS = 60
 SETTLE_S = 0.2
 
 ShareOf = Callable[[Slot], int | None]
 """Percent of its GPU for the task that starts next in a slot; None: no limit. Asked before each start under MPS."""
-
-
-def awaited() -> set[signal.Signals]:
-    """Signals that this process takes. What it was started to ignore stays so: nohup ignores HUP."""
-    ignored = {number for number in (*ENDING, *PASSED_ON) if signal.getsignal(number) == signal.SIG_IGN}
-    return {*ENDING, *PASSED_ON, signal.SIGCHLD} - (ignored - {signal.SIGTERM})
 
 
 class StartError(Exception):
@@ -96,6 +90,7 @@ class Run:
         self._end_signal = 0
         self._end_s = 0.0
         self._awaited = awaited()
+        self._waits_left = MOST_WAITS
 
     def run(self) -> int:
         """The worst exit code of all tasks, once nothing is left of them."""
@@ -122,9 +117,11 @@ class Run:
         """Start what can start. A task that cannot be started leaves its place to the next one."""
         while not self._end_signal and (place := self._free_place()):
             gpu, slot = place
-            item = gpu.next_alone()
-            self._start(gpu, slot, item or self._todo.popleft(), is_alone=item is not None)
-            self._take_signals(0)
+            mps = None if gpu.alone else self._mps_of(gpu, slot.gpu)
+            self._take_signals(0)  # those, too, that came while MPS did not answer
+            if not self._end_signal:
+                item = gpu.next_alone()
+                self._start(gpu, slot, item or self._todo.popleft(), mps, is_alone=item is not None)
 
     def _free_place(self) -> tuple[Gpu, Slot] | None:
         """Of the GPU with the fewest tasks; None where nothing can start now."""
@@ -137,8 +134,7 @@ class Run:
         gpu = self._gpus[min(free)[1]]
         return gpu, gpu.free_slots()[0]
 
-    def _start(self, gpu: Gpu, slot: Slot, item: Item, *, is_alone: bool) -> None:
-        mps = None if is_alone else self._mps_of(gpu, slot.gpu)
+    def _start(self, gpu: Gpu, slot: Slot, item: Item, mps: Mps | None, *, is_alone: bool) -> None:
         try:
             output = self._open_output(item, slot, must_append=is_alone or self._appends)
             process = self._start_process(gpu, slot, item, mps, output)
@@ -168,11 +164,24 @@ class Run:
             self._tell_search(lambda search: variables.update(search.variables(slot, item)))
         environ = task_environ(self._environ, item, slot, variables, self._token)
         try:
-            return start_process(command_of(item), environ, output, slot.cpus, self._mask)
+            return self._process_when_possible(
+                lambda: start_process(command_of(item), environ, output, slot.cpus, self._mask)
+            )
         except (OSError, ValueError) as error:
             output.close()
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise StartError(code, f"{item.argv[0]} cannot be run: {_why(error)}") from None
+
+    def _process_when_possible(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Too many processes or too little memory may last a moment only: tried again, a minute in all."""
+        while True:
+            try:
+                return start()
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.ENOMEM) or self._end_signal or not self._waits_left:
+                    raise
+                self._waits_left -= 1
+                self._take_signals(LOOK_S)
 
     def _share(self, slot: Slot) -> int | None:
         try:
@@ -208,6 +217,8 @@ class Run:
             mps.start()
         except (MpsError, OSError) as error:
             say(f"no MPS: {error}; tasks share the GPU by time-slicing")
+            if isinstance(error, MpsTimeoutError):  # one wait is enough
+                self._make_mps = lambda place: None
             return None
         self._daemons.append(mps)
         return mps

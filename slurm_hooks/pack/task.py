@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -98,7 +99,8 @@ def start_process(
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if cpus:
-            os.sched_setaffinity(0, cpus)
+            with contextlib.suppress(OSError):  # none of them may be there any more
+                os.sched_setaffinity(0, cpus)
 
     return subprocess.Popen(
         argv, env=environ, stdin=subprocess.DEVNULL, stdout=output.fd, stderr=output.fd, preexec_fn=prepare,

@@ -143,7 +143,41 @@ def test_a_mig_slice_runs_one_task_at_a_time(job: PackJob) -> None:
     assert code == 0 and "1 at a time: MIG slices run one task each" in said and job.calls() == []
 
 
+def test_a_cpu_that_is_gone_stops_no_task(job: PackJob) -> None:
+    job.before = "import os; os.sched_getaffinity = lambda pid: {5000, 5001}; "
+    code, said = job.run("--items=0-1", "--", "sh", "-c", "exit 3", SLURM_CPUS_ON_NODE="2")
+    assert code == 3 and "Traceback" not in said
+
+
+def test_a_fork_that_fails_is_tried_again_but_not_for_ever(job: PackJob) -> None:
+    fails = (
+        "import slurm_hooks.pack.run as run; run.LOOK_S = 0.05; begin = run.start_process; left = [{}]; "
+        "run.start_process = lambda *words: begin(*words) if not left or not left.pop() else run.fail(); "
+        "run.fail = lambda: (_ for _ in ()).throw(BlockingIOError(11, 'Resource temporarily unavailable')); "
+    )
+    job.before = fails.format("1, 1, 1")
+    assert job.run("--items=0-1", "--", "true")[0] == 0
+    job.before = fails.format("1, " * 70)
+    code, said = job.run("--items=0-1", "--", "true")
+    assert code == 126 and "true cannot be run: Resource temporarily unavailable" in said
+
+
+def test_a_task_of_a_run_cannot_start_another_run(job: PackJob) -> None:
+    job.program("pack")
+    assert job.run("--items=0-1", "--", "pack", "--items=0-1", "--", "touch", "ran")[0] == 2
+    assert "it is in a task of almanac-pack" in job.output(0) and not (job.root / "ran").exists()
+    submitted = ("env", "SLURM_JOB_ID=1", "pack", "--items=0-1", "--", "touch", "ran")  # by a task, as another job
+    assert job.run("--items=0-1", "--", *submitted)[0] == 0 and (job.root / "ran").exists()
+
+
 # --- output
+
+
+def test_a_file_system_that_counts_no_blocks_is_not_full(job: PackJob) -> None:
+    space = "types.SimpleNamespace(f_bavail=0, f_blocks=os.environ['B'] == '9')"
+    job.before = f"import os, types; os.fstatvfs = lambda fd: {space}; "
+    assert job.run("--items=0-1", "--", "true", B="0")[0] == 0
+    assert job.run("--items=0-1", "--", "true", B="9")[0] == 1
 
 
 @pytest.mark.parametrize("mps", [False, True])
@@ -268,6 +302,14 @@ def test_two_plain_failures_are_no_fault(job: PackJob) -> None:
     job.install_mps()
     code, said = job.run("--items=0-1", "--", "sh", "-c", "sleep 0.2; exit {}1")
     assert code == 11 and "runs again" not in said
+
+
+def test_after_one_gpus_mps_did_not_answer_the_others_are_not_waited_for(job: PackJob) -> None:
+    job.install_mps("hang")
+    job.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+    job.before = "import slurm_hooks.pack.mps; slurm_hooks.pack.mps.START_S = 1.0; "
+    code, said = job.run("--items=0-5", "--", "true")
+    assert code == 0 and said.count("no MPS: ") == 1 and job.calls().count("-d") == 1
 
 
 # --- the end
@@ -522,28 +564,30 @@ def test_a_signal_that_comes_while_mps_hangs_is_not_lost(job: PackJob) -> None:
     job.wait_for("MPS", job.calls)
     launcher.send_signal(signal.SIGTERM)
     said = launcher.communicate(timeout=60)[1]
-    assert launcher.returncode == 128 + signal.SIGTERM and "3 tasks not started" in said
+    assert launcher.returncode == 128 + signal.SIGTERM and "4 tasks not started" in said
     job.wait_until_nothing_is_left()
 
 
 @pytest.mark.parametrize(
-    ("argv", "expected"), [((), "0=2345M"), (("--memory=none",), ""), (("--memory=1G",), "0=1024M")]
+    ("argv", "is_named", "expected"),
+    [((), True, "0=2345M"), ((), False, ""), (("--memory=none",), True, ""), (("--memory=1G",), True, "0=1024M")],
 )
 def test_the_published_bound_of_the_jobs_name_is_the_default_limit(
-    job: PackJob, argv: tuple[str, ...], expected: str
+    job: PackJob, argv: tuple[str, ...], is_named: bool, expected: str
 ) -> None:
+    """Slurm calls all jobs of sbatch --wrap "wrap" that have no name."""
     job.install_mps()
     folder = job.root / f"advice/user/{os.getuid()}"
     folder.mkdir(parents=True)
     now_s = int(time.time())
-    row = "F\tsweep-#\t1\t3600\t0\t2345\t-\t-\t-"
+    row = "\n".join(f"F\t{name}\t1\t3600\t0\t2345\t-\t-\t-" for name in ("sweep-#", "wrap"))
     (folder / "advice").write_text(
         f"almanac-advice\t1\nversion\tv\nwritten\t{now_s}\nexpires\t{now_s + 3600}\nmode\toff\ntell\tno\nprompt\task\n"
-        f"priority\t1000\t60\t8640000\n{row}\nend\t1\n"
+        f"priority\t1000\t60\t8640000\n{row}\nend\t2\n"
     )
     (job.root / "almanac.toml").write_text(f'[hooks]\nadvice_dir = "{job.root}/advice"\n')
-    environ = {"ALMANAC_CONFIG": str(job.root / "almanac.toml"), "SLURM_JOB_NAME": "sweep-7"}
+    environ = {"ALMANAC_CONFIG": str(job.root / "almanac.toml"), "SLURM_JOB_NAME": "sweep-7" if is_named else "wrap"}
     shown = ("--items=0-1", "--", "sh", "-c", "echo $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
     code, said = job.run(*argv, *shown, **environ)
     assert code == 0 and job.output(0) == f"{expected}\n"
-    assert ("2345 MiB" in said and "--memory none lifts it" in said) == (not argv)
+    assert ("2345 MiB" in said and "--memory none lifts it" in said) == (is_named and not argv)

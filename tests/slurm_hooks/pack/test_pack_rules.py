@@ -138,7 +138,8 @@ def test_output_names_stay_in_their_folder() -> None:
     assert output_path("", sweep, 1, environ) == "slurm-10_3.out"
     assert output_path("", script, 1, environ) == "slurm-12_0.out"
     assert output_path("", sweep, 1, {}) == "pack-3.out"
-    assert output_path("logs/%x_%A-%j_%a_%s_%%a_%q", sweep, 1, environ) == "logs/.._.._etc_x\n_10-12_3_1_%a_%q"
+    assert output_path("logs/%x_%A-%j_%a_%s_%%a_%q", sweep, 1, environ) == "logs/__.._etc_x\n_10-12_3_1_%a_%q"
+    assert output_path("%x/%a", sweep, 1, {"SLURM_JOB_NAME": ".."}) == "_/3"
 
 
 def test_clients_of_mps_know_their_gpu_and_their_limits() -> None:
@@ -202,6 +203,10 @@ LOG = "[2026-11-25 10:00:00.000 Server 77] Fatal GPU exception, clients: {}\n"
         ([_failure("x", 2026), _failure("y", 77)], LOG.format("unknown"), False, [0, 1]),  # of the line's stamp
         ([_failure("x", 10), _failure("y", 20)], "[x] New client 10 connected\n", False, []),
         ([_failure("x"), _failure("y")], "", True, [0, 1]),
+        ([_failure("x", 10), _failure("y", 20)], "[x] Default active thread percentage set to 100.0\n", False, []),
+        ([_failure("x", 10), _failure("y", 20)], "[x] Accepting on socket: /tmp/my-fault/control\n", False, []),
+        ([_failure("x", 100), _failure("y", 20)], LOG.format("20, 100.0%"), False, [0]),
+        ([_failure("x", 11), _failure("y", 20)], LOG.format("{0, 11}."), False, [1]),
         ([_failure("x")], "", True, [0]),
         ([_failure(ILLEGAL), _failure(ENDED), _failure(ENDED)], "", False, [1, 2]),
     ],
