@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -18,10 +19,10 @@ def why_not(environ: Mapping[str, str]) -> str:
     if inside and inside == environ.get("SLURM_JOB_ID", "0"):
         return "it is in a task of almanac-pack; expected one almanac-pack for the job, with all tasks in its list"
     # A job that is submitted inside a step of several tasks inherits SLURM_STEP_NUM_TASKS, but not SLURM_NTASKS.
-    if min(_count(environ, "SLURM_STEP_NUM_TASKS"), _count(environ, "SLURM_NTASKS")) > 1:
+    if min(number_of(environ, name) or 1 for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")) > 1:
         return "srun started several copies of it; expected one: srun -n 1 almanac-pack"
     in_step = "SLURM_STEP_NUM_NODES" in environ
-    nodes = _count(environ, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES")
+    nodes = number_of(environ, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES") or 1
     if nodes > 1:
         return f"the job has {nodes} nodes; expected one: submit with -N 1, or use srun -N 1 -n 1 almanac-pack"
     if not gpus_of(environ):
@@ -29,9 +30,10 @@ def why_not(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _count(environ: Mapping[str, str], name: str) -> int:
+def number_of(environ: Mapping[str, str], name: str) -> int | None:
+    """None where Slurm does not say it."""
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() else 1
+    return int(text) if re.fullmatch("[0-9]{1,10}", text) else None
 
 
 def gpus_of(environ: Mapping[str, str]) -> list[str]:
@@ -79,8 +81,7 @@ def threads_for(allocated: int, cpus: Collection[int], parts: Sequence[frozenset
 
 def allocated_cpus(environ: Mapping[str, str]) -> int:
     """0 where Slurm does not say."""
-    text = environ.get("SLURM_CPUS_ON_NODE", "")
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return number_of(environ, "SLURM_CPUS_ON_NODE") or 0
 
 
 def usable_cpus() -> set[int]:

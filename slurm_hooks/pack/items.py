@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_hooks.pack.allocation import number_of
 from slurm_hooks.pack.options import Options
 
 MOST_ITEMS = 100_000
@@ -38,7 +39,7 @@ def items_of(options: Options, environ: Mapping[str, str]) -> list[Item]:
 
 def indices_of(text: str, environ: Mapping[str, str]) -> list[int]:
     wanted = parse_indices(text) if text else None
-    task = _number(environ, "SLURM_ARRAY_TASK_ID")
+    task = number_of(environ, "SLURM_ARRAY_TASK_ID")
     if task is None:
         if wanted is None:
             raise ValueError("no items: give --items, such as --items 0-9, or submit a job array")
@@ -53,18 +54,13 @@ def indices_of(text: str, environ: Mapping[str, str]) -> list[int]:
 def _step_and_end(environ: Mapping[str, str]) -> tuple[int, int | None]:
     """Items of each array task, and the first index after the last item of all; None where Slurm does not say."""
     first, last, step, count = (
-        _number(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "STEP", "COUNT")
+        number_of(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "STEP", "COUNT")
     )
     if step is None or step <= 1:
         return 1, None if last is None else last + 1
     if first is None or last is None or count is None or first + (count - 1) * step != last:
         raise ValueError("the array has several ranges and a step; expected one range, such as --array=0-99:2")
     return step, last + step
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def parse_indices(text: str) -> list[int]:

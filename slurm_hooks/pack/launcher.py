@@ -22,6 +22,7 @@ from slurm_hooks.pack.allocation import (
     cpu_parts,
     gpus_of,
     is_slice,
+    number_of,
     threads_for,
     usable_cpus,
     why_not,
@@ -128,8 +129,7 @@ def make_search(options: Options, items: int, token: str, folder: str, environ: 
 
 def deadline_of(options: Options, environ: Mapping[str, str]) -> float | None:
     """Unix time: the one given, else the end of the job's time limit; None where Slurm does not say it."""
-    end = environ.get("SLURM_JOB_END_TIME", "")
-    return options.deadline_s or (float(end) if end.isascii() and end.isdecimal() else None)
+    return options.deadline_s or number_of(environ, "SLURM_JOB_END_TIME")
 
 
 def limit_of(options: Options, environ: Mapping[str, str]) -> Callable[[Slot], int | None]:

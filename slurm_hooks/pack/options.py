@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING
 
-Objective = Literal["jct", "deadline", "makespan"]
+if TYPE_CHECKING:
+    from advisor.decisions.pack_shares import Objective
+
 USAGE = """usage: almanac-pack [OPTIONS] SCRIPT SCRIPT...
        almanac-pack [OPTIONS] -- COMMAND [ARGUMENT...]
 
@@ -55,15 +57,20 @@ class Options:
 
 
 def parse_options(argv: Sequence[str]) -> Options:
-    """Raises ValueError, saying which option is wrong."""
+    """Raises ValueError, saying which option is wrong. Ends the process after --help."""
     values: dict[str, str] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, equals, value = rest.pop(0).partition("=")
+        if name in ("--help", "-h"):
+            sys.stdout.write(f"{USAGE}\n")
+            sys.exit(0)
         if re.fullmatch("-n[0-9]+", name) and not equals:
             name, value = "-n", name[2:]
         elif name not in _NAMES:
             raise ValueError(f"unknown option {name!r}")
+        elif name == "--no-mps" and equals:
+            raise ValueError(f"--no-mps takes no value, but has {value!r}")
         elif name != "--no-mps" and not equals:
             if not rest:
                 raise ValueError(f"{name} needs a value")
@@ -161,9 +168,6 @@ def _seconds(text: str) -> float:
 
 def read_options(argv: Sequence[str]) -> Options:
     """Ends the process after --help, or with status 2 where the options are wrong: nothing is started then."""
-    if argv[:1] in (["--help"], ["-h"]):
-        sys.stdout.write(f"{USAGE}\n")
-        sys.exit(0)
     try:
         return parse_options(argv)
     except ValueError as error:

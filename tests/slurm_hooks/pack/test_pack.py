@@ -356,6 +356,18 @@ def test_a_signal_that_nohup_ignores_stays_ignored(job: PackJob) -> None:
     assert len(list(job.root.glob("*.out"))) == 4
 
 
+def test_a_full_pipe_that_nobody_reads_holds_up_no_signal(job: PackJob) -> None:
+    """It is standard error's. What is said meanwhile is lost."""
+    fill = "os.set_blocking(2, False)\nwhile True:\n try: os.write(2, b'x' * 4096)\n except BlockingIOError: break\n"
+    job.before = f"import os; exec({fill!r}); os.set_blocking(2, True); "
+    launcher = job.start("--items=0-3", "--", "sh", "-c", WAITING)
+    job.wait_for("the tasks", lambda: _ready(job))
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(timeout=60)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    assert set(launcher.communicate()[1]) == {"x"}
+
+
 def test_a_signal_for_checkpoints_ends_nothing(job: PackJob) -> None:
     waiting = "trap 'echo saved; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
     launcher = job.start("--items=0-1", "--", "sh", "-c", waiting)

@@ -40,12 +40,20 @@ def test_options() -> None:
         [], ["--"], ["-n", "5", "a"], ["-n", "0", "a"], ["-n"], ["-n", "x", "a"], ["--shares", "60", "a"],
         ["--shares", "60,0", "a"], ["--shares", "60,101", "a"], ["--memory", "0G", "a"], ["--memory", "1G,2G,3G", "a"],
         ["--memory", "20", "a"], ["--grace", "nan", "a"], ["--grace", "-1", "a"], ["--other", "a"],
-        ["--items", "0-3", "a.sh"],
+        ["--items", "0-3", "a.sh"], ["--no-mps=yes", "a"],
     ],
 )  # fmt: skip
 def test_wrong_options(argv: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"expected|needs|unknown|no "):
+    with pytest.raises(ValueError, match=r"expected|needs|takes|unknown|no "):
         parse_options(argv)
+
+
+def test_help_is_shown_wherever_it_stands_among_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["-n", "1", "--help"], ["--no-mps", "-h", "a"]):
+        with pytest.raises(SystemExit) as ended:
+            parse_options(argv)
+        assert ended.value.code == 0 and capsys.readouterr().out.startswith("usage: almanac-pack")
+    assert parse_options(["--", "train", "--help"]).command == ("train", "--help")
 
 
 @pytest.mark.parametrize(
