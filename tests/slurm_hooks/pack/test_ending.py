@@ -7,6 +7,9 @@ import subprocess
 import threading
 from typing import cast
 
+import pytest
+
+from slurm_hooks.pack import ending
 from slurm_hooks.pack.ending import end_run
 from slurm_hooks.pack.folder import new_token
 from slurm_hooks.pack.mps import Mps, MpsTimeoutError
@@ -30,8 +33,10 @@ class _Hanging:
         raise MpsTimeoutError("quit")
 
 
-def test_no_daemon_waits_for_another_one() -> None:
+def test_no_daemon_waits_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With four GPUs that hang, one after the other would take longer than Slurm waits before it kills all."""
+    for name in ("AFTER_TERMINATE_S", "AFTER_QUIT_S"):
+        monkeypatch.setattr(ending, name, 0.0)
     token, barrier = new_token(""), threading.Barrier(2)
     environ = {**os.environ, TASK_MARK: token, DAEMON_MARK: token}
     environ.pop("SLURM_JOB_ID", None)
