@@ -95,7 +95,7 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     if as_json:
         from advisor.explain import to_json
 
-        said = {**to_json(advice), "gpu_type": finding_table(found), "packing": packing_json(packing)}
+        said = {**to_json(advice), "gpu_type": finding_table(found), "packing": packing_json(packing, request.is_array)}
         click.echo(json_text(said))
     else:
         from advisor.explain import explain
@@ -103,7 +103,7 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
         click.echo(explain(advice, why))
         if found:
             click.echo(finding_text(found))
-        if packing and (text := packing_text(packing, why)):
+        if packing and (text := packing_text(packing, request.is_array, why)):
             click.echo(text)
         for name, service in advice.services.items():
             if service["error"]:

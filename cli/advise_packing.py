@@ -30,20 +30,20 @@ def stored_packing_finding(app: App, advice: Advice) -> PackingFinding | None:
     return None
 
 
-def packing_text(found: PackingFinding, why: bool) -> str:
+def packing_text(found: PackingFinding, is_array: bool, why: bool) -> str:
     """Lines of at most 80 columns, without a newline at the end; "" where nothing is advised and `why` is False."""
     from advisor.explain import wrapped
     from advisor.packing.text import packing_lines, why_silent
 
-    lines = packing_lines(found.best, 80, "  ")
+    lines = packing_lines(found.best, 80, "  ", is_array)
     return "\n".join(lines) if lines else wrapped([f"  {why_silent(found.alone)}"]) if why else ""
 
 
-def packing_json(found: PackingFinding | None) -> dict[str, Any] | None:
+def packing_json(found: PackingFinding | None, is_array: bool) -> dict[str, Any] | None:
     """For JSON; None without runs to tell."""
     if found is None:
         return None
     from advisor.packing.text import packing_sentence, packing_table, why_silent
 
     best = found.best
-    return {**packing_table(best), "text": packing_sentence(best) or why_silent(best)}
+    return {**packing_table(best, is_array), "text": packing_sentence(best) or why_silent(best)}

@@ -12,11 +12,13 @@ from advisor.decisions.packing import PackingAdvice, PackingFamily
 from advisor.packing.speeds import Range
 from almanac.units import counted, format_gib, printable
 
-NAME_WIDTH, MIN_NAME_WIDTH = 20, 3
+NAME_WIDTH = 20
+USUAL_TASKS = 2
+"""On each GPU, where almanac-pack has no -n."""
 _NUMBERS = {2: "two", 3: "three", 4: "four"}
 
 
-def packing_sentence(advice: PackingAdvice, name_width: int = NAME_WIDTH) -> str:
+def packing_sentence(advice: PackingAdvice) -> str:
     """What to do and what it brings, one sentence without the command; "" where nothing is advised."""
     if not advice.is_advised or advice.gain is None:
         return ""
@@ -25,7 +27,7 @@ def packing_sentence(advice: PackingAdvice, name_width: int = NAME_WIDTH) -> str
         many = _NUMBERS[advice.tasks]
         return f"Pack {many} on one GPU: each likely {_range(advice.speeds[0])} of its speed, {gain}."
     first, second = (_range(each) for each in advice.speeds)
-    return f"Share a GPU with {named(advice.members[1], name_width)}: speeds {first} and {second}, {gain}."
+    return f"Share a GPU with {named(advice.members[1])}: speeds {first} and {second}, {gain}."
 
 
 def packing_headline(advice: PackingAdvice) -> str:
@@ -54,27 +56,28 @@ def packing_evidence(advice: PackingAdvice) -> str:
     return " ".join(said)
 
 
-def packing_command(advice: PackingAdvice) -> str:
-    """How to do it; "" where nothing is advised."""
+def packing_command(advice: PackingAdvice, is_array: bool = True) -> str:
+    """How to do it; "" where nothing is advised. is_array: whether the runs are tasks of a job array.
+
+    An array needs the step: without it, each array task has one item and the GPU to itself.
+    """
     if not advice.is_advised:
         return ""
-    return f"almanac-pack -n {advice.tasks} -- ..." if advice.is_with_itself else "almanac-pack a.sh b.sh"
+    if not advice.is_with_itself:
+        return "almanac-pack a.sh b.sh"
+    program = "almanac-pack" if advice.tasks == USUAL_TASKS else f"almanac-pack -n {advice.tasks}"
+    return f"--array=A-B:{advice.tasks} and {program} -- CMD {{}}" if is_array else f"{program} --items A-B -- CMD {{}}"
 
 
-def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "") -> list[str]:
-    """The sentence and the command in lines of at most `width` columns, two at 80; empty where nothing is advised.
-
-    A partner's long name is cut further until they are two.
-    """
-    lines: list[str] = []
-    for name_width in range(NAME_WIDTH, MIN_NAME_WIDTH - 1, -1) if advice.is_advised else ():
-        text = f"{packing_sentence(advice, name_width)} Use: {packing_command(advice)}"
-        lines = textwrap.wrap(
-            text, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
-        )
-        if len(lines) <= 2:
-            break
-    return lines
+def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "", is_array: bool = True) -> list[str]:
+    """The sentence and the command in lines of at most `width` columns; empty where nothing is advised."""
+    if not advice.is_advised:
+        return []
+    inner = f"{indent}  "
+    sentence = textwrap.wrap(
+        packing_sentence(advice), width, initial_indent=indent, subsequent_indent=inner, break_on_hyphens=False
+    )
+    return [*sentence, f"{inner}Use: {packing_command(advice, is_array)}"]
 
 
 def named(family: PackingFamily, width: int = NAME_WIDTH) -> str:
@@ -112,13 +115,13 @@ def why_silent(advice: PackingAdvice) -> str:
     return f"Packing: {said}." if said else ""
 
 
-def packing_table(advice: PackingAdvice) -> dict[str, Any]:
-    """For JSON: all that the advice rests on."""
+def packing_table(advice: PackingAdvice, is_array: bool = True) -> dict[str, Any]:
+    """For JSON: all that the advice rests on. is_array: as in packing_command."""
     return {
         "reason": advice.reason,
         "is_advised": advice.is_advised,
         "tasks": advice.tasks,
-        "command": packing_command(advice) or None,
+        "command": packing_command(advice, is_array) or None,
         "speeds": [each._asdict() for each in advice.speeds],
         "gain": advice.gain._asdict() if advice.gain else None,
         "demand": advice.demand._asdict() if advice.demand else None,

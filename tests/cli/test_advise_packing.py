@@ -74,14 +74,22 @@ def now_s() -> int:
 ASKED = ("--array=0-9", "--gpus=1", "-J", "sweep-77", "--wrap=x")
 
 
-def test_two_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
+def test_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
     argv = make_site(tmp_path, now_s)
     said = CliRunner().invoke(cli, [*argv, *ASKED]).stdout.splitlines()
     place = next(number for number, line in enumerate(said) if "Pack two" in line)
-    assert said[place : place + 2] == [
+    assert said[place : place + 3] == [
         "  Pack two on one GPU: each likely 0.62 to 1.00 of its speed, 1.24 to 2.00 times",
-        "    the work per GPU-hour (9 runs). Use: almanac-pack -n 2 -- ...",
+        "    the work per GPU-hour (9 runs).",
+        "    Use: --array=A-B:2 and almanac-pack -- CMD {}",
     ]
+
+
+def test_a_single_job_names_its_items(tmp_path: Path, now_s: int) -> None:
+    argv, asked = make_site(tmp_path, now_s), ASKED[1:]
+    assert "Use: almanac-pack --items A-B -- CMD {}" in CliRunner().invoke(cli, [*argv, *asked]).stdout
+    said = json.loads(CliRunner().invoke(cli, [*argv, "--json", *asked]).stdout)["packing"]
+    assert said["command"] == "almanac-pack --items A-B -- CMD {}"
 
 
 def test_json_has_all_that_the_advice_rests_on(tmp_path: Path, now_s: int) -> None:

@@ -1,8 +1,9 @@
-"""Packing advice in words: two lines of at most 80 columns, whatever the names."""
+"""Packing advice in words: lines of at most 80 columns, whatever the names, and a command that packs."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from packing_site import family
 from advisor.decisions.packing import PackingRules, decide_packing
 from advisor.packing.partners import packing_alone
 from advisor.packing.text import packing_command, packing_lines, packing_table, why_silent
+from slurm_hooks.pack.items import items_of
+from slurm_hooks.pack.options import parse_options
 
 RULES = PackingRules()
 
@@ -21,8 +24,10 @@ def test_two_runs_of_one_family() -> None:
     advice = decide_packing((family(sm=0.5),) * 2, RULES)
     assert packing_lines(advice, indent="  ") == [
         "  Pack two on one GPU: each likely 0.59 to 1.00 of its speed, 1.18 to 2.00 times",
-        "    the work per GPU-hour (8 runs). Use: almanac-pack -n 2 -- ...",
+        "    the work per GPU-hour (8 runs).",
+        "    Use: --array=A-B:2 and almanac-pack -- CMD {}",
     ]
+    assert packing_lines(advice, is_array=False)[-1] == "  Use: almanac-pack --items A-B -- CMD {}"
     assert why_silent(advice) == ""
 
 
@@ -30,7 +35,8 @@ def test_two_families_after_own_packed_runs() -> None:
     advice = decide_packing((family("train", 0.6), family("eval", 0.2)), RULES, [(0.9, 0.95)] * 4)
     assert packing_lines(advice) == [
         'Share a GPU with "eval": speeds 0.74 to 1.00 and 0.78 to 1.00, 1.53 to 2.00',
-        "  times the work per GPU-hour (4 packed runs). Use: almanac-pack a.sh b.sh",
+        "  times the work per GPU-hour (4 packed runs).",
+        "  Use: almanac-pack a.sh b.sh",
     ]
     assert packing_command(advice) == "almanac-pack a.sh b.sh"
 
@@ -53,10 +59,10 @@ def test_why_nothing_is_advised(change: dict[str, Any], said: str) -> None:
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "  "]), st.floats(0, 0.5))
-def test_two_lines_of_80_columns_without_control_characters(name: str, indent: str, sm: float) -> None:
+def test_three_lines_of_80_columns_without_control_characters(name: str, indent: str, sm: float) -> None:
     for advice in (decide_packing((family(), family(name, sm)), RULES), packing_alone(family(name, sm), RULES)):
         lines = packing_lines(advice, 80, indent)
-        assert len(lines) == (2 if advice.is_advised else 0)
+        assert len(lines) == (3 if advice.is_advised else 0)
         assert all(len(line) <= 80 and line.isprintable() for line in lines)
         json.dumps(packing_table(advice), allow_nan=False)
 
@@ -65,3 +71,24 @@ def test_a_name_cannot_steer_a_terminal_or_break_a_line() -> None:
     advice = decide_packing((family(), family('\x1b[31mred\n"; rm -rf ~\u202e', 0.2)), RULES)
     assert 'Share a GPU with "?[31mred?' in packing_lines(advice)[0]
     assert json.loads(json.dumps(packing_table(advice)))["members"][1]["name_key"].startswith("\x1b[31m")
+
+
+@pytest.mark.parametrize(("sm", "tasks"), [(0.4, 2), (0.05, 4)])
+def test_the_command_packs_as_it_stands(sm: float, tasks: int) -> None:
+    """almanac-pack's own reading of the command: so many tasks at a time, and as many items in each array task."""
+    advice = packing_alone(family(sm=sm, bound_gib=2), RULES)
+    option, said = packing_command(advice).split(" and ")
+    assert option == f"--array=A-B:{tasks}"
+    options = parse_options(shlex.split(said)[1:])
+    array = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": f"{5 * tasks}", "SLURM_ARRAY_TASK_COUNT": "6"}
+    environ = {**array, "SLURM_ARRAY_TASK_STEP": f"{tasks}", "SLURM_ARRAY_TASK_ID": f"{tasks}"}
+    items = items_of(options, environ)
+    assert (options.tasks_per_gpu, [item.argv for item in items]) == (
+        tasks, [("CMD", str(index)) for index in range(tasks, 2 * tasks)],
+    )  # fmt: skip
+
+
+def test_the_command_without_an_array_names_its_items() -> None:
+    advice = packing_alone(family(sm=0.4), RULES)
+    said = packing_command(advice, is_array=False).replace("A-B", "0-3")
+    assert [item.index for item in items_of(parse_options(shlex.split(said)[1:]), {})] == [0, 1, 2, 3]

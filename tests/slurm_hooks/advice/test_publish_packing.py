@@ -84,7 +84,7 @@ def test_each_user_gets_their_own_families_that_can_share(packed: Site) -> None:
     assert list(file.rows) == [("tune-#", 1)]
     row = file.rows["tune-#", 1]
     assert row.text.startswith("Pack ")
-    assert row.text.endswith("-- ...")
+    assert row.text.endswith("-- CMD {}")
     assert "times the work per GPU-hour" in row.text
     assert 2 * 10_000 < row.need_mib <= 81_920
     assert not path_of(packed, "u1").exists()
