@@ -52,8 +52,8 @@ class PackingFamily:
     and DRAM_ACTIVE, shares of a whole GPU, NaN where not measured. coverage: share of their samples that is known,
     median over these runs, the less covered counter. bounds_mib: the peak memory of one GPU that a run exceeds with at
     most risk / n, by n, the number of tasks on the GPU. is_preallocated: whether a run's peak is what its framework
-    reserved; None where unknown. capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s
-    since 1970.
+    reserved; None where unknown. gpu_type: GRES type of the newest of these runs; "" where none is recorded.
+    capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s since 1970.
     """
 
     user: str
@@ -67,6 +67,7 @@ class PackingFamily:
     is_preallocated: bool | None = None
     is_on_mig: bool = False
     gpu_model: str = ""
+    gpu_type: str = ""
     capacity_mib: float | None = None
     newest_s: int = 0
 

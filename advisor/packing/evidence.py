@@ -92,6 +92,7 @@ class _Columns:
     user: list[str]
     name_key: list[str]
     gpu_model: list[str]
+    gpu_type: list[str]
     evidence: list[str]
     gpu_count: Floats
     node_count: Floats
@@ -110,6 +111,7 @@ def _columns_of(runs: pd.DataFrame, slices: Collection[str]) -> _Columns:
         user=_texts(runs, "user"),
         name_key=_texts(runs, "name_key"),
         gpu_model=_texts(runs, "gpu_model"),
+        gpu_type=_texts(runs, "gpu_type"),
         evidence=_texts(runs, "hbm_evidence"),
         gpu_count=_numbers(runs, "gpu_count"),
         node_count=_numbers(runs, "node_count"),
@@ -147,6 +149,7 @@ def _family(columns: _Columns, rows: npt.NDArray[np.intp]) -> PackingFamily:
         is_preallocated=True if "preallocated" in evidence else False if evidence & set(INFORMATIVE) else None,
         is_on_mig=bool(columns.is_on_mig[rows].any()),
         gpu_model=model,
+        gpu_type=next((name for row in usable[::-1].tolist() if (name := columns.gpu_type[row])), ""),
         capacity_mib=float(capacities.min()) if len(capacities) else None,
         newest_s=int(columns.end_s[last]),
     )

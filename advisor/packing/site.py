@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from advisor.memory.calibration import Calibration
 from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.partners import packing_alone
 from almanac.config import Config, Tier
+from almanac.mig import profile_name
 from almanac.names import name_key
 from almanac.records import Request
 from almanac.tiers import requested_tier
@@ -64,16 +64,36 @@ def packing_of_request(
 def asked_family(
     family: PackingFamily, request: Request, tiers: Sequence[Tier], advised_tier: str | None = None
 ) -> PackingFamily:
-    """The family with what this submission asks for: its nodes, and at most the memory of its tiers."""
-    named = [requested_tier(request, tiers), *(tier for tier in tiers if tier.name == advised_tier)]
-    asked = [tier for tier in named if tier is not None]
-    capacities = [float(tier.capacity_mib) for tier in asked]
+    """The family with what this submission asks for: its nodes, and the least memory of the GPUs that it may get.
+
+    A submission that names no tier, or a choice, may get each one. The memory is unknown where a GPU may be of another
+    model than in the family's runs.
+    """
+    own = requested_tier(request, tiers)
+    is_same_type = request.gpu_type != "" and request.gpu_type == family.gpu_type
+    whole = [tier for tier in tiers if not tier.is_slice and (not is_same_type or _is_like(tier, family))]
+    asked = [tier for tier in tiers if tier is own or tier.name == advised_tier] + ([] if own else whole)
+    is_other = bool(request.gpu_type) and own is None and not is_same_type
+    is_known = family.capacity_mib is not None and not is_other and all(_is_like(tier, family) for tier in asked)
+    capacities = [family.capacity_mib or 0.0, *(float(tier.capacity_mib) for tier in asked)]
+    is_slice = profile_name(request.gpu_type) is not None or any(tier.is_slice for tier in asked)
+    nodes = None if request.may_use_more or family.node_count is None else max(request.node_count, family.node_count)
     return replace(
         family,
-        node_count=None if family.node_count is None else max(request.node_count, family.node_count),
-        capacity_mib=None if family.capacity_mib is None else min(family.capacity_mib, *capacities, math.inf),
-        is_on_mig=family.is_on_mig or any(tier.is_slice for tier in asked),
+        node_count=nodes,
+        capacity_mib=min(capacities) if is_known else None,
+        is_on_mig=family.is_on_mig or is_slice,
     )
+
+
+def _is_like(tier: Tier, family: PackingFamily) -> bool:
+    """Whether the tier's GPUs are those of the family's runs, possibly with other memory: A100-40 and A100-80.
+
+    A tier without a GPU model is taken at its GRES type; one that names neither passes.
+    """
+    if tier.gpu_model and family.gpu_model:
+        return tier.gpu_model.partition("-")[0] == family.gpu_model.partition("-")[0]
+    return not tier.gres or not family.gpu_type or tier.gres == family.gpu_type
 
 
 def stored_packing(

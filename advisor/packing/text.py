@@ -105,7 +105,7 @@ def why_silent(advice: PackingAdvice) -> str:
         reasons.UNEQUAL_GPUS: "the jobs have different numbers of GPUs",
         reasons.SEVERAL_GPUS: "almanac-pack gives each task one GPU, and the job has several",
         reasons.ON_MIG: "your runs use MIG slices, which are not shared further",
-        reasons.UNKNOWN_GPU: "the GPU model or its memory is unknown",
+        reasons.UNKNOWN_GPU: "the GPU's model or memory is unknown, or not that of your runs",
         reasons.OTHER_GPU: "the jobs run on different GPU models",
         reasons.PREALLOCATED: "your runs reserve the GPU's memory at their start",
         reasons.TOO_FEW_RUNS: f"{advice.runs} of the {rules.min_runs} measured runs needed (SM and DRAM activity)",

@@ -181,7 +181,17 @@ def test_an_array_shares_with_itself_and_a_job_with_its_best_partner(history_of:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"constraints": "hbm40g"}, "memory"), ({"node_count": 2}, "several nodes")],
+    [
+        ({"constraints": "hbm40g"}, "memory"),
+        ({"constraints": "hbm40g|hbm80g"}, "memory"),  # Slurm may give either
+        ({"constraints": ""}, "memory"),
+        ({"constraints": "gpu"}, "memory"),
+        ({"node_count": 2}, "several nodes"),
+        ({"may_use_more": True}, "several nodes"),  # -N1-4
+        ({"gpu_type": "1g.10gb", "constraints": ""}, "MIG"),  # no tier of this site
+        ({"gpu_type": "nvidia_a100_1g.10gb", "constraints": ""}, "MIG"),
+        ({"gpu_type": "k80", "constraints": ""}, "unknown GPU"),
+    ],
 )
 def test_what_the_submission_asks_for_counts(history_of: History, change: dict[str, Any], reason: str) -> None:
     families = packing_families(history_of(runs()), calibrated(), CONFIG, NOW_S)
@@ -199,3 +209,45 @@ def test_jobs_must_fit_the_tier_that_is_advised_beside(history_of: History) -> N
         if (found := packing_of_request(request(), families, rules, CONFIG.tiers, NOW_S, tier))
     ]
     assert reasons == ["share", "share", "memory"]
+
+
+GRES = (
+    Tier("v100", 32768, gres="v100"),
+    Tier("a100", 40960, gres="a100"),
+    Tier("a100_80", 81920, gres="a100_80"),
+)
+MODELS = (
+    Tier("hbm16g", 16384, "V100-16", constraint="hbm16g"),
+    Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"),
+    Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"),
+)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "change", "reason"),
+    [
+        ((), {}, "share"),
+        ((), {"gpu_type": "a100_80"}, "share"),  # the type that the runs had, at a site without tiers
+        ((), {"gpu_type": "v100"}, "unknown GPU"),
+        (GRES, {"gpu_type": "a100_80"}, "share"),
+        (GRES, {"gpu_type": "v100"}, "unknown GPU"),
+        (GRES, {}, "unknown GPU"),  # it may be a V100
+        (MODELS, {"constraints": "hbm80g"}, "share"),
+        (MODELS, {"constraints": "hbm40g"}, "share"),  # two of them fit into 40 GiB, and the model has other memory
+        (MODELS, {"constraints": "hbm16g"}, "unknown GPU"),
+        (MODELS, {"constraints": "hbm16g|hbm80g"}, "unknown GPU"),
+        (MODELS, {}, "unknown GPU"),
+        (MODELS, {"gpu_type": "a100_80"}, "share"),  # no V100 has this type
+        (MODELS[1:], {}, "share"),
+    ],
+)
+def test_a_job_that_may_get_another_gpu_is_told_nothing(
+    history_of: History, tiers: tuple[Tier, ...], change: dict[str, Any], reason: str
+) -> None:
+    rows = runs(gpu_type="a100_80", hbm_peak_mib=8000.0)
+    config = dataclasses.replace(CONFIG, tiers=tiers)
+    families = packing_families(history_of(rows), calibrated(), config, NOW_S)
+    asked = request(**{"constraints": "", **change})
+    found = packing_of_request(asked, families, rules_of(config), tiers, NOW_S)
+    assert found is not None
+    assert found.alone.reason == reason
