@@ -14,7 +14,7 @@ import click
 
 from almanac.errors import RequestError, StoreError
 from almanac.units import printable
-from cli.advise_packing import packing_json, packing_text, stored_packing_finding
+from cli.advise_packing import may_pack, packing_json, packing_text, published_packing, stored_packing_finding
 from cli.advise_type import finding_table, finding_text, published_finding, stored_finding
 from cli.app import App
 from cli.output import json_text
@@ -86,12 +86,14 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     """
     if not submission:
         raise click.UsageError("no submission given: add sbatch options, a script, or `-`")
-    who, typed = app.visible_user(user), read_submission(list(submission))
+    who, scripts = app.visible_user(user), list[str]()
+    typed = read_submission(list(submission), scripts)
     request = typed.request(who, app.now_s(), _work_dir())
     if not app.may_read_store:
-        return _show_published(app, request, as_json)
+        return _show_published(app, request, typed, scripts, as_json)
     advice = _advise(app, request, typed.options)
-    found, packing = stored_finding(app, advice), stored_packing_finding(app, advice)
+    found = stored_finding(app, advice)
+    packing = stored_packing_finding(app, advice) if may_pack(typed, scripts) else None
     if as_json:
         from advisor.explain import to_json
 
@@ -121,8 +123,9 @@ def _advise(app: App, request: Request, typed: Collection[str]) -> Advice:
     return advise_from_store(store, request, app.config, app.now_s(), commands=commands, typed=typed)
 
 
-def _show_published(app: App, request: Request, as_json: bool) -> int:
+def _show_published(app: App, request: Request, typed: SbatchRequest, scripts: Sequence[str], as_json: bool) -> int:
     """Print the advice in the caller's own file. Raises StoreError where neither it nor the site's file is there."""
+    from advisor.explain import wrapped
     from slurm_hooks.advice.shown import explain, read_shown, to_json
 
     root = Path(app.config.hooks.advice_dir)
@@ -132,21 +135,28 @@ def _show_published(app: App, request: Request, as_json: bool) -> int:
             f"{app.store_root}: no permission to read the store, and {root} holds no published advice",
             "ask an operator to run `almanac publish`",
         )
-    found = published_finding(app, request)
+    found, packing = published_finding(app, request), published_packing(app, shown, typed, scripts)
     if as_json:
-        click.echo(json_text({**to_json(shown), "gpu_type": finding_table(found)}))
+        packed = {"is_advised": True, "text": packing} if packing else None
+        click.echo(json_text({**to_json(shown), "gpu_type": finding_table(found), "packing": packed}))
     else:
         click.echo(explain(shown))
         if found:
             click.echo(finding_text(found))
+        if packing:
+            click.echo(wrapped([f"  {packing}"]))
     return NO_EVIDENCE if shown.is_silent and request.gpu_count > 0 else 0
 
 
-def read_submission(argv: list[str]) -> SbatchRequest:
-    """An sbatch command line. Raises RequestError."""
+def read_submission(argv: list[str], scripts: list[str]) -> SbatchRequest:
+    """An sbatch command line; appends the text of its script to `scripts`. Raises RequestError."""
     from telemetry.slurm.sbatch import parse_submission
 
-    return parse_submission(argv, os.environ, _read_script)
+    def read(name: str) -> str:
+        scripts.append(_read_script(name))
+        return scripts[-1]
+
+    return parse_submission(argv, os.environ, read)
 
 
 def _work_dir() -> str:

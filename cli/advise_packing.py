@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from almanac.errors import AlmanacError
@@ -11,6 +13,42 @@ from cli.app import App
 if TYPE_CHECKING:
     from advisor.packing.site import PackingFinding
     from almanac.records import Advice
+    from slurm_hooks.advice.shown import Shown
+    from telemetry.slurm.sbatch import SbatchRequest
+
+
+def may_pack(typed: SbatchRequest, scripts: Sequence[str]) -> bool:
+    """Whether almanac-pack can take the job: it does not run it already, and an array is one range of several tasks.
+
+    scripts: texts of the job's scripts.
+    """
+    from slurm_hooks.submit.packing_note import PROGRAM, is_sweep
+
+    return PROGRAM not in _command(typed, scripts) and (
+        "array" not in typed.options or is_sweep(_option(typed, "array"))
+    )
+
+
+def published_packing(app: App, shown: Shown, typed: SbatchRequest, scripts: Sequence[str]) -> str:
+    """The note in the caller's own published file, as a terminal shows it for an array; "" without one."""
+    from slurm_hooks.advice.packing_file import NAME, usable_packing
+    from slurm_hooks.submit.packing_note import find_note
+
+    file = usable_packing(f"{app.config.hooks.advice_dir}/user/{os.getuid()}/{NAME}", app.now_s())
+    if file is None or shown.found is None:
+        return ""
+    tiers = shown.found.file.tiers
+    row = find_note(shown.request, _option(typed, "array"), _command(typed, scripts), tiers, file)
+    return row.text if row else ""
+
+
+def _command(typed: SbatchRequest, scripts: Sequence[str]) -> str:
+    return "\n".join([_option(typed, "wrap"), *scripts])
+
+
+def _option(typed: SbatchRequest, name: str) -> str:
+    option = typed.options.get(name)
+    return option.value or "" if option else ""
 
 
 def stored_packing_finding(app: App, advice: Advice) -> PackingFinding | None:

@@ -19,7 +19,11 @@ from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
 from advisor.memory.evidence import Evidence
 from advisor.service import train
 from almanac.config import AdviceSection, Config
+from almanac.submit_config import Priority
+from cli.app import App
 from cli.main import cli
+from slurm_hooks.advice.file import AdviceFile, Row, render
+from slurm_hooks.advice.packing_file import PackingRow, render_packing
 from telemetry.history import load_history
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.store.schema import JOBS
@@ -127,3 +131,51 @@ def test_margins_for_two_jobs_survive_on_disk(tmp_path: Path, now_s: int) -> Non
     loaded = load(Store(tmp_path / "store").of("c").models_dir)
     assert loaded is not None
     assert loaded.calibration == calibration()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--array=0-9%1", *ASKED[1:]),  # a chain
+        ("--array=5", *ASKED[1:]),
+        (*ASKED[:-1], "--wrap=exec almanac-pack -- x"),
+        (*ASKED[:-1], "packed.sh"),
+        (*ASKED, "--gres=gpu:1g.10gb:1"),
+        (*ASKED, "--gres=gpu:v100:1"),
+        (*ASKED, "-N1-4"),
+    ],
+)
+def test_a_job_that_cannot_pack_or_packs_already_is_told_nothing(
+    tmp_path: Path, now_s: int, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+) -> None:
+    argv = make_site(tmp_path, now_s)
+    monkeypatch.chdir(tmp_path)
+    Path("packed.sh").write_text("#!/bin/sh\nexec almanac-pack -- python train.py {}\n")
+    said = CliRunner().invoke(cli, [*argv, *asked])
+    assert said.exit_code == 0
+    assert "almanac-pack" not in said.stdout
+
+
+def test_without_the_store_the_published_note_is_shown(
+    tmp_path: Path, now_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = make_site(tmp_path, now_s)
+    monkeypatch.setattr(App, "may_read_store", property(lambda _: False))
+    own = tmp_path / "advice" / "user" / str(os.getuid())
+    own.mkdir(parents=True)
+    with (tmp_path / "almanac.toml").open("a") as config:
+        config.write(f'[hooks]\nadvice_dir = "{tmp_path}/advice"\n')
+    row = Row("F", 600, 0, "sweep-#", 1)
+    file = AdviceFile("v", now_s, now_s + 3600, "observe", False, "ask", Priority(), (), (row,))
+    (own / "advice").write_bytes(render(file))
+    text = "Pack two on one GPU: each likely 0.62 to 1.00 of its speed. Use: --array=A-B:2 and almanac-pack -- CMD {}"
+    (own / "packing").write_bytes(render_packing(now_s + 3600, [PackingRow("sweep-#", 1, 20_000, text)]))
+    said = CliRunner().invoke(cli, [*argv, *ASKED])
+    assert said.stdout.splitlines()[-2:] == [
+        "  Pack two on one GPU: each likely 0.62 to 1.00 of its speed. Use:",
+        "    --array=A-B:2 and almanac-pack -- CMD {}",
+    ]
+    assert json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"]["text"] == text
+    for other in (ASKED[1:], (*ASKED[:-1], "--wrap=almanac-pack -- x"), (*ASKED, "-N2")):
+        assert "almanac-pack" not in CliRunner().invoke(cli, [*argv, *other]).stdout
+        assert json.loads(CliRunner().invoke(cli, [*argv, "--json", *other]).stdout)["packing"] is None
