@@ -41,7 +41,7 @@ def packing_headline(advice: PackingAdvice) -> str:
 
 
 def packing_evidence(advice: PackingAdvice) -> str:
-    """What the members need of a GPU together; "" where that is not known."""
+    """What the members need of a GPU together, and what it means for their run time; "" where that is not known."""
     demand, said = advice.demand, []
     if demand is not None:
         said.append(
@@ -49,11 +49,20 @@ def packing_evidence(advice: PackingAdvice) -> str:
             "bandwidth."
         )
     if advice.needed_mib is not None and advice.usable_mib is not None and advice.risk:
+        many = "pairs" if advice.tasks == USUAL_TASKS else f"groups of {_NUMBERS[advice.tasks]}"
         said.append(
-            f"At most about 1 in {1 / advice.risk:.0f} times, they need more than {format_gib(advice.needed_mib)} of "
-            f"its memory; {format_gib(advice.usable_mib)} can be used."
+            f"About 1 in {1 / advice.risk:.0f} such {many} needs more than {format_gib(advice.needed_mib)} of its "
+            f"memory; {format_gib(advice.usable_mib)} can be used."
         )
-    return " ".join(said)
+    return " ".join([*said, packing_time(advice)]).rstrip()
+
+
+def packing_time(advice: PackingAdvice) -> str:
+    """How much longer a run may take beside the others, and what to do; "" where nothing is advised."""
+    if not advice.is_advised:
+        return ""
+    longer = math.ceil(10 / min(each.low for each in advice.speeds) - 1e-6) / 10
+    return f"With MPS, each may need up to {longer:.1f} times its run time: raise --time."
 
 
 def packing_command(advice: PackingAdvice, is_array: bool = True) -> str:
@@ -70,14 +79,14 @@ def packing_command(advice: PackingAdvice, is_array: bool = True) -> str:
 
 
 def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "", is_array: bool = True) -> list[str]:
-    """The sentence and the command in lines of at most `width` columns; empty where nothing is advised."""
+    """The sentence, the command, and the run time in lines of at most `width` columns; empty where nothing is advised."""
     if not advice.is_advised:
         return []
     inner = f"{indent}  "
     sentence = textwrap.wrap(
         packing_sentence(advice), width, initial_indent=indent, subsequent_indent=inner, break_on_hyphens=False
     )
-    return [*sentence, f"{inner}Use: {packing_command(advice, is_array)}"]
+    return [*sentence, f"{inner}Use: {packing_command(advice, is_array)}", f"{inner}{packing_time(advice)}"]
 
 
 def named(family: PackingFamily, width: int = NAME_WIDTH) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from advisor.decisions.packing import PackingAdvice
 from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.partners import packing_alone
-from advisor.packing.text import packing_command, packing_sentence
+from advisor.packing.text import packing_command, packing_sentence, packing_time
 from advisor.service import Trained
 from almanac.config import Config
 from almanac.names import name_key
@@ -44,7 +44,7 @@ def packing_rows(
 def _row(advice: PackingAdvice) -> PackingRow:
     family = advice.members[0]
     need_mib = math.ceil((advice.needed_mib or 0.0) + advice.rules.headroom_mib)
-    text = f"{packing_sentence(advice)} Use: {packing_command(advice)}"
+    text = f"{packing_sentence(advice)} {packing_time(advice)} Use: {packing_command(advice)}"
     return PackingRow(name_key(family.name_key), family.gpu_count, need_mib, text)
 
 

@@ -82,10 +82,11 @@ def test_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
     argv = make_site(tmp_path, now_s)
     said = CliRunner().invoke(cli, [*argv, *ASKED]).stdout.splitlines()
     place = next(number for number, line in enumerate(said) if "Pack two" in line)
-    assert said[place : place + 3] == [
+    assert said[place : place + 4] == [
         "  Pack two on one GPU: each likely 0.62 to 1.00 of its speed, 1.24 to 2.00 times",
         "    the work per GPU-hour (9 runs).",
         "    Use: --array=A-B:2 and almanac-pack -- CMD {}",
+        "    With MPS, each may need up to 1.7 times its run time: raise --time.",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from typing import Any
@@ -13,7 +14,15 @@ from packing_site import family
 
 from advisor.decisions.packing import PackingRules, decide_packing
 from advisor.packing.partners import packing_alone
-from advisor.packing.text import packing_command, packing_lines, packing_table, why_silent
+from advisor.packing.speeds import Range
+from advisor.packing.text import (
+    packing_command,
+    packing_evidence,
+    packing_lines,
+    packing_table,
+    packing_time,
+    why_silent,
+)
 from slurm_hooks.pack.items import items_of
 from slurm_hooks.pack.options import parse_options
 
@@ -26,9 +35,24 @@ def test_two_runs_of_one_family() -> None:
         "  Pack two on one GPU: each likely 0.59 to 1.00 of its speed, 1.18 to 2.00 times",
         "    the work per GPU-hour (8 runs).",
         "    Use: --array=A-B:2 and almanac-pack -- CMD {}",
+        "    With MPS, each may need up to 1.7 times its run time: raise --time.",
     ]
-    assert packing_lines(advice, is_array=False)[-1] == "  Use: almanac-pack --items A-B -- CMD {}"
+    assert packing_lines(advice, is_array=False)[-2] == "  Use: almanac-pack --items A-B -- CMD {}"
     assert why_silent(advice) == ""
+    assert packing_evidence(advice) == (
+        "Together they need about 100% of a GPU's multiprocessors and 20% of its memory bandwidth. "
+        "About 1 in 100 such pairs needs more than 21.0 GiB of its memory; 79.0 GiB can be used. "
+        "With MPS, each may need up to 1.7 times its run time: raise --time."
+    )
+
+
+def test_a_low_end_of_six_tenths_takes_five_thirds_of_the_time() -> None:
+    advice = decide_packing((family(),) * 2, RULES)
+    slow = dataclasses.replace(advice, speeds=(Range(0.8, 1.0), Range(0.6, 1.0)))
+    half = dataclasses.replace(advice, speeds=(Range(0.5, 1.0),) * 2)
+    assert "up to 1.7 times its run time" in packing_time(slow)
+    assert "up to 2.0 times its run time" in packing_time(half)
+    assert packing_time(decide_packing((family(sm=0.9),) * 2, RULES)) == ""
 
 
 def test_two_families_after_own_packed_runs() -> None:
@@ -37,6 +61,7 @@ def test_two_families_after_own_packed_runs() -> None:
         'Share a GPU with "eval": speeds 0.74 to 1.00 and 0.78 to 1.00, 1.53 to 2.00',
         "  times the work per GPU-hour (4 packed runs).",
         "  Use: almanac-pack a.sh b.sh",
+        "  With MPS, each may need up to 1.4 times its run time: raise --time.",
     ]
     assert packing_command(advice) == "almanac-pack a.sh b.sh"
 
@@ -59,10 +84,10 @@ def test_why_nothing_is_advised(change: dict[str, Any], said: str) -> None:
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "  "]), st.floats(0, 0.5))
-def test_three_lines_of_80_columns_without_control_characters(name: str, indent: str, sm: float) -> None:
+def test_four_lines_of_80_columns_without_control_characters(name: str, indent: str, sm: float) -> None:
     for advice in (decide_packing((family(), family(name, sm)), RULES), packing_alone(family(name, sm), RULES)):
         lines = packing_lines(advice, 80, indent)
-        assert len(lines) == (3 if advice.is_advised else 0)
+        assert len(lines) == (4 if advice.is_advised else 0)
         assert all(len(line) <= 80 and line.isprintable() for line in lines)
         json.dumps(packing_table(advice), allow_nan=False)
 

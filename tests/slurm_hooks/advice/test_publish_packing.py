@@ -86,6 +86,7 @@ def test_each_user_gets_their_own_families_that_can_share(packed: Site) -> None:
     assert row.text.startswith("Pack ")
     assert row.text.endswith("-- CMD {}")
     assert "times the work per GPU-hour" in row.text
+    assert "times its run time: raise --time." in row.text
     assert 2 * 10_000 < row.need_mib <= 81_920
     assert not path_of(packed, "u1").exists()
     assert not path_of(packed, "u2").exists()
