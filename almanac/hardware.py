@@ -21,7 +21,7 @@ _OF_SLICE = re.compile(r"\s+MIG\s+\S+$", re.I)
 class GpuModel:
     """Peak rates in flop/s (dense, without sparsity) and bytes/s; None where the device has no such pipe.
 
-    max_power_w: the highest board power.
+    max_power_w: the highest board power. compute_capability: CUDA's, such as 8.0.
     """
 
     name: str
@@ -33,6 +33,7 @@ class GpuModel:
     fp16_flops: float | None
     tensor_flops: float | None
     patterns: tuple[str, ...]
+    compute_capability: float
     source: str
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
-from advisor.packing.speeds import Demand, Range, measured_ranges, speed_ranges, summed
+from advisor.packing.speeds import Demand, Range, speed_ranges, summed
+from almanac.hardware import gpu_models
 
 PackingReason = Literal[
     "share", "other user", "no GPU", "several nodes", "unequal GPUs", "several GPUs", "MIG", "unknown GPU",
-    "other GPU", "preallocated", "too few runs", "thin coverage", "no memory bound", "memory", "little gain",
+    "old GPU", "other GPU", "preallocated", "too few runs", "thin coverage", "no memory bound", "memory", "little gain",
 ]  # fmt: skip
 SHARE: Final = "share"
 OTHER_USER: Final = "other user"
@@ -26,6 +27,7 @@ UNEQUAL_GPUS: Final = "unequal GPUs"
 SEVERAL_GPUS: Final = "several GPUs"
 ON_MIG: Final = "MIG"
 UNKNOWN_GPU: Final = "unknown GPU"
+OLD_GPU: Final = "old GPU"
 OTHER_GPU: Final = "other GPU"
 PREALLOCATED: Final = "preallocated"
 TOO_FEW_RUNS: Final = "too few runs"
@@ -33,13 +35,13 @@ THIN_COVERAGE: Final = "thin coverage"
 NO_BOUND: Final = "no memory bound"
 MEMORY: Final = "memory"
 LITTLE_GAIN: Final = "little gain"
-UTILIZATION: Final = "utilization"
-OWN_RUNS: Final = "own packed runs"
 
 MOST_TASKS: Final = 4
 """Runs that may share a GPU; above two they must be of one family."""
 HIGH_QUANTILE: Final = 0.75
 """A family's demand is that of its busier runs: so many of its newest runs are at most as busy."""
+MPS_CAPABILITY: Final = 7.0
+"""Least compute capability: Volta's MPS runs kernels of several processes side by side, each in its own memory."""
 FamilyKey = tuple[str, str, int]
 """User, masked name, and number of GPUs."""
 
@@ -118,7 +120,6 @@ class PackingAdvice:
     members: one per task on the GPU; the same family several times for runs of one family. speeds: of each member,
     relative to alone; empty where not known. gain: sum of the speeds, the work per GPU-hour. needed_mib, usable_mib:
     memory of bounds and contexts, and of the GPU less the headroom. runs: fewest measured runs of a member.
-    source: "utilization" or "own packed runs"; packed_runs: number of these.
     """
 
     reason: PackingReason
@@ -130,8 +131,6 @@ class PackingAdvice:
     usable_mib: float | None = None
     risk: float | None = None
     runs: int = 0
-    source: str = UTILIZATION
-    packed_runs: int = 0
     rules: PackingRules = field(default_factory=PackingRules)
 
     @property
@@ -144,21 +143,13 @@ class PackingAdvice:
         return len(self.members)
 
     @property
-    def swapped(self) -> PackingAdvice:
-        """The same with the members in reverse order."""
-        return replace(self, members=self.members[::-1], speeds=self.speeds[::-1])
-
-    @property
     def is_with_itself(self) -> bool:
         return len({member.key for member in self.members}) == 1
 
 
-def decide_packing(
-    members: Sequence[PackingFamily], rules: PackingRules, packed_runs: Sequence[Sequence[float]] = ()
-) -> PackingAdvice:
+def decide_packing(members: Sequence[PackingFamily], rules: PackingRules) -> PackingAdvice:
     """Whether these share a GPU. members: two families, or one of them two to MOST_TASKS times.
 
-    packed_runs: speeds relative to alone that the members achieved in past runs together, in the order of members.
     Raises ValueError for fewer than two members, more than MOST_TASKS, or more than two of different families.
     """
     tasks = len(members)
@@ -174,14 +165,11 @@ def decide_packing(
     found = replace(found, needed_mib=needed_mib, usable_mib=usable_mib)
     if not needed_mib <= usable_mib:
         return replace(found, reason=MEMORY)
-    return _with_speeds(found, [each.demand or Demand(1.0, 1.0) for each in members], packed_runs)
+    return _with_speeds(found, [each.demand or Demand(1.0, 1.0) for each in members])
 
 
-def _with_speeds(
-    found: PackingAdvice, demands: Sequence[Demand], packed_runs: Sequence[Sequence[float]]
-) -> PackingAdvice:
-    usable = [run for run in packed_runs if len(run) == len(demands) and all(0 < each < math.inf for each in run)]
-    speeds = measured_ranges(speed_ranges(demands), usable)
+def _with_speeds(found: PackingAdvice, demands: Sequence[Demand]) -> PackingAdvice:
+    speeds = speed_ranges(demands)
     gain = Range(math.fsum(each.low for each in speeds), math.fsum(each.high for each in speeds))
     return replace(
         found,
@@ -189,8 +177,6 @@ def _with_speeds(
         speeds=speeds,
         gain=gain,
         demand=summed(demands),
-        source=OWN_RUNS if usable else UTILIZATION,
-        packed_runs=len(usable),
     )
 
 
@@ -210,9 +196,16 @@ def _why_silent(members: Sequence[PackingFamily], rules: PackingRules) -> Packin
         return ON_MIG
     if not all(each.gpu_model and _is_size(each.capacity_mib) for each in members):
         return UNKNOWN_GPU
+    if any(_is_old(each.gpu_model) for each in members):
+        return OLD_GPU
     if len({each.gpu_model for each in members}) > 1:
         return OTHER_GPU
     return _why_unknown(members, rules)
+
+
+def _is_old(gpu_model: str) -> bool:
+    known = gpu_models().get(gpu_model)
+    return known is not None and known.compute_capability < MPS_CAPABILITY
 
 
 def _why_unknown(members: Sequence[PackingFamily], rules: PackingRules) -> PackingReason | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +22,6 @@ from advisor.decisions.packing import (
 )
 from advisor.packing.speeds import low_end
 
-PackedRuns = Mapping[tuple[FamilyKey, ...], Sequence[Sequence[float]]]
-"""Speeds that families achieved together, by their keys in that order: once per task."""
-NONE_PACKED: Final[PackedRuns] = MappingProxyType({})
 TINY_SPEED = 0.6
 """Three or four runs share a GPU only where each keeps this speed at the low end."""
 MOST_PARTNERS = 8
@@ -36,20 +31,18 @@ MOST_FAMILIES = 200
 """Of each user the newest families count: pairs of older ones are history."""
 
 
-def packing_alone(family: PackingFamily, rules: PackingRules, packed: PackedRuns = NONE_PACKED) -> PackingAdvice:
+def packing_alone(family: PackingFamily, rules: PackingRules) -> PackingAdvice:
     """Advice for runs of one family, such as an array: as many on a GPU as promise the most work, two or more."""
-    best = _decide((family, family), rules, packed)
+    best = decide_packing((family, family), rules)
     for tasks in range(3, MOST_TASKS + 1) if best.is_advised else ():
-        advice = _decide((family,) * tasks, rules, packed)
+        advice = decide_packing((family,) * tasks, rules)
         if not advice.is_advised or advice.speeds[0].low < TINY_SPEED:
             break
         best = max(best, advice, key=_low)
     return best
 
 
-def packing_pairs(
-    families: Iterable[PackingFamily], rules: PackingRules, packed: PackedRuns = NONE_PACKED
-) -> list[PackingAdvice]:
+def packing_pairs(families: Iterable[PackingFamily], rules: PackingRules) -> list[PackingAdvice]:
     """One advice for each family that can share a GPU: with its best partner, itself first among equals.
 
     families: of any users; only families of one user are paired, of each the MOST_FAMILIES newest. Of two families that
@@ -57,25 +50,23 @@ def packing_pairs(
     """
     found: dict[frozenset[FamilyKey], PackingAdvice] = {}
     for own in _by_user(families).values():
-        for advice in best_partners(own, rules, packed).values():
+        for advice in best_partners(own, rules).values():
             found.setdefault(frozenset(_keys(advice)), advice)
     return sorted(found.values(), key=lambda each: (-_low(each), _keys(each)))
 
 
-def best_partners(
-    families: Sequence[PackingFamily], rules: PackingRules, packed: PackedRuns = NONE_PACKED
-) -> dict[FamilyKey, PackingAdvice]:
+def best_partners(families: Sequence[PackingFamily], rules: PackingRules) -> dict[FamilyKey, PackingAdvice]:
     """By family of one user the advice with its best partner; families without one are not there.
 
     The family itself stands first among the members.
     """
-    alone = [packing_alone(family, rules, packed) for family in families]
+    alone = [packing_alone(family, rules) for family in families]
     best = {advice.members[0].key: advice for advice in alone if advice.is_advised}
-    for pair in _promising(alone, packed):
+    for pair in _promising(alone):
         for members in (pair.members, pair.members[::-1]):
             known = best.get(members[0].key)
             if known is None or pair.low > _low(known) + _EQUAL:
-                advice = _decide(members, rules, packed)
+                advice = decide_packing(members, rules)
                 if advice.is_advised:
                     best[members[0].key] = advice
     return best
@@ -88,7 +79,7 @@ class _Candidate(NamedTuple):
     members: tuple[PackingFamily, ...]
 
 
-def _promising(alone: Sequence[PackingAdvice], packed: PackedRuns) -> list[_Candidate]:
+def _promising(alone: Sequence[PackingAdvice]) -> list[_Candidate]:
     """The best pairs of one user's families, the most gain first; arrays find them, since there can be many.
 
     alone: packing_alone of each family.
@@ -100,10 +91,6 @@ def _promising(alone: Sequence[PackingAdvice], packed: PackedRuns) -> list[_Cand
         if advice.reason in (SHARE, MEMORY, LITTLE_GAIN):
             groups[family.gpu_count, family.gpu_model].append(family)
     found = [pair for group in groups.values() for pair in _of_group(group, rules)]
-    found = [pair for pair in found if not _packed_runs(pair.members, packed)]
-    for first, second in combinations(chain(*groups.values()), 2) if packed else ():
-        if _packed_runs((first, second), packed):
-            found.append(_Candidate(_low(_decide((first, second), rules, packed)), (first, second)))
     return sorted(found, key=lambda pair: (-pair.low, [member.key for member in pair.members]))
 
 
@@ -138,26 +125,24 @@ class PendingGroup:
 
 
 def pack_pending(
-    pending: Iterable[FamilyKey],
-    families: Iterable[PackingFamily],
-    rules: PackingRules,
-    packed: PackedRuns = NONE_PACKED,
+    pending: Iterable[FamilyKey], families: Iterable[PackingFamily], rules: PackingRules
 ) -> list[PendingGroup]:
     """Which pending jobs of the same user could share GPUs, what promises the most work first.
 
-    pending: of each pending job its family, also of families that are not known.
+    No command of almanac calls it: it is for operators' own tools. pending: of each pending job its family, also of
+    families that are not known.
     """
     left = Counter(pending)
     found: list[_Candidate] = []
     for own in _by_user(each for each in families if left[each.key]).values():
-        alone = [packing_alone(family, rules, packed) for family in own]
+        alone = [packing_alone(family, rules) for family in own]
         found += [_Candidate(_low(advice), advice.members) for advice in alone if advice.is_advised]
-        found += _promising(alone, packed)
+        found += _promising(alone)
     groups = []
     for _, members in sorted(found, key=lambda each: (-each.low, [member.key for member in each.members])):
         needed = Counter(member.key for member in members)
         gpus = min(left[key] // number for key, number in needed.items())
-        advice = _decide(members, rules, packed) if gpus else None
+        advice = decide_packing(members, rules) if gpus else None
         if advice and advice.is_advised:
             groups.append(PendingGroup(advice, gpus))
             left.subtract({key: gpus * number for key, number in needed.items()})
@@ -172,19 +157,6 @@ def _by_user(families: Iterable[PackingFamily]) -> dict[str, list[PackingFamily]
     return {
         user: sorted(own, key=lambda each: (-each.newest_s, each.key))[:MOST_FAMILIES] for user, own in found.items()
     }
-
-
-def _packed_runs(members: tuple[PackingFamily, ...], packed: PackedRuns) -> list[Sequence[float]]:
-    """In either order of the members."""
-    if not packed:
-        return []
-    keys = tuple(member.key for member in members)
-    runs = [*packed.get(keys, ())]
-    return runs + [run[::-1] for run in packed.get(keys[::-1], ())] if len(set(keys)) > 1 else runs
-
-
-def _decide(members: tuple[PackingFamily, ...], rules: PackingRules, packed: PackedRuns) -> PackingAdvice:
-    return decide_packing(members, rules, _packed_runs(members, packed))
 
 
 def _low(advice: PackingAdvice) -> float:

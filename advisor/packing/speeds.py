@@ -1,7 +1,7 @@
-"""How fast jobs run that share a GPU: ranges from their use of it alone, and from own packed runs. Pure.
+"""How fast jobs run that share a GPU under MPS: ranges from their use of it alone. Pure.
 
-Utilization hardly predicts a slow-down, so there is no point estimate: a range's low end is such that few pairs have a
-job below it (benchmarks/packing_advice.py).
+Utilization hardly predicts a slow-down, so there is no point estimate. Where SM and DRAM activity explain it, few pairs
+have a job below the low end (benchmarks/packing_advice.py); docs/packing.md says where they do not.
 """
 
 from __future__ import annotations
@@ -21,12 +21,6 @@ LOW_ALONE: Final = 0.77
 LOW_PER_DEMAND: Final = 0.6
 """How much longer a job takes at the low end for each GPU's worth of demand of the others."""
 LEAST_SPEED: Final = 0.05
-MEASURED_SPREAD: Final = 0.08
-"""Standard deviation of the logarithm of a packed run's speed around the pair's own (almanac's own choice)."""
-RANGE_Z: Final = 1.645
-"""The ends of an assumed range in standard deviations of its middle."""
-LOW_Z: Final = 1.96
-"""Of each of two jobs: one in 40 is below its low end, so at most one in 20 pairs has a job below it."""
 
 
 class Demand(NamedTuple):
@@ -68,27 +62,3 @@ def low_end(others: Number, scarce: Number) -> Number:
     """0.77 / (1 + 0.6 y) / sqrt(x): y of the others, x of all, at least 1; numbers, or arrays of one shape."""
     found: Number = LOW_ALONE / ((1 + LOW_PER_DEMAND * others) * scarce**0.5)
     return found
-
-
-def measured_ranges(assumed: Sequence[Range], runs: Sequence[Sequence[float]]) -> tuple[Range, ...]:
-    """The ranges after runs in which these jobs shared a GPU: own runs win over what is assumed as they grow in number.
-
-    assumed: of speed_ranges. runs: in each the speeds that the jobs achieved, in the order of `assumed`, above 0. The
-    logarithm of a speed is normal; the assumed range is the prior of its mean.
-    """
-    if not runs:
-        return tuple(assumed)
-    return tuple(
-        _posterior(prior, [math.log(min(max(run[place], LEAST_SPEED), 1.0)) for run in runs])
-        for place, prior in enumerate(assumed)
-    )
-
-
-def _posterior(prior: Range, logs: Sequence[float]) -> Range:
-    low, high = math.log(max(prior.low, LEAST_SPEED)), math.log(max(prior.high, LEAST_SPEED))
-    spread = max((high - low) / (2 * RANGE_Z), 0.01)
-    known = 1 / spread**2
-    precision = known + len(logs) / MEASURED_SPREAD**2
-    mean = (known * (low + high) / 2 + math.fsum(logs) / MEASURED_SPREAD**2) / precision
-    away = LOW_Z * math.sqrt(1 / precision + MEASURED_SPREAD**2)
-    return Range(min(math.exp(mean - away), 1.0), min(math.exp(mean + away), 1.0))

@@ -22,7 +22,7 @@ def packing_sentence(advice: PackingAdvice) -> str:
     """What to do and what it brings, one sentence without the command; "" where nothing is advised."""
     if not advice.is_advised or advice.gain is None:
         return ""
-    gain = f"{_range(advice.gain)} times the work per GPU-hour ({_basis(advice)})"
+    gain = f"{_range(advice.gain)} times the work per GPU-hour ({counted(advice.runs, 'run')})"
     if advice.is_with_itself:
         many = _NUMBERS[advice.tasks]
         return f"Pack {many} on one GPU: each likely {_range(advice.speeds[0])} of its speed, {gain}."
@@ -79,7 +79,7 @@ def packing_command(advice: PackingAdvice, is_array: bool = True) -> str:
 
 
 def packing_lines(advice: PackingAdvice, width: int = 80, indent: str = "", is_array: bool = True) -> list[str]:
-    """The sentence, the command, and the run time in lines of at most `width` columns; empty where nothing is advised."""
+    """The sentence, the command, and the run time in lines of at most `width` columns; empty without advice."""
     if not advice.is_advised:
         return []
     inner = f"{indent}  "
@@ -115,6 +115,7 @@ def why_silent(advice: PackingAdvice) -> str:
         reasons.SEVERAL_GPUS: "almanac-pack gives each task one GPU, and the job has several",
         reasons.ON_MIG: "your runs use MIG slices, which are not shared further",
         reasons.UNKNOWN_GPU: "the GPU's model or memory is unknown, or not that of your runs",
+        reasons.OLD_GPU: "no advice for GPUs older than Volta (compute capability below 7.0)",
         reasons.OTHER_GPU: "the jobs run on different GPU models",
         reasons.PREALLOCATED: "your runs reserve the GPU's memory at their start",
         reasons.TOO_FEW_RUNS: f"{advice.runs} of the {rules.min_runs} measured runs needed (SM and DRAM activity)",
@@ -138,8 +139,6 @@ def packing_table(advice: PackingAdvice, is_array: bool = True) -> dict[str, Any
         "usable_mib": advice.usable_mib,
         "risk": advice.risk,
         "runs": advice.runs,
-        "source": advice.source,
-        "packed_runs": advice.packed_runs,
         "rules": dataclasses.asdict(advice.rules),
         "members": [_member(each) for each in advice.members],
     }
@@ -159,11 +158,6 @@ def _member(family: PackingFamily) -> dict[str, Any]:
         "is_preallocated": family.is_preallocated,
         "is_on_mig": family.is_on_mig,
     }
-
-
-def _basis(advice: PackingAdvice) -> str:
-    packed = advice.packed_runs
-    return f"{counted(packed, 'packed run')}" if packed else counted(advice.runs, "run")
 
 
 def _range(both: Range) -> str:

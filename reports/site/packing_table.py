@@ -25,7 +25,7 @@ def packing_table(report: SiteReport) -> PageTable | str:
     cells = [
         [
             _families(report, row), printable(report.shown_user(row.user), 14), hours(row.hours), _gain(row),
-            hours(row.saved_hours), format_count(row.advice.packed_runs or row.advice.runs),
+            hours(row.saved_hours), format_count(row.advice.runs),
         ]
         for row in packing.rows[:MOST_SHARING]
     ]  # fmt: skip

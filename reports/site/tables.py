@@ -93,7 +93,6 @@ _PACKING = columns(
     ("gain_low", "real", "work per GPU-hour, times one job alone"),
     ("gain_high", "real"),
     ("runs", "count", "fewest measured runs of a family"),
-    ("packed_runs", "count", "runs that shared a GPU and count"),
     ("needed_mib", "real", "MiB, of a GPU's memory, at the stated risk"),
     ("usable_mib", "real", "MiB"),
 )
@@ -250,8 +249,7 @@ def _packing(report: SiteReport) -> Iterator[tuple[object, ...]]:
         gain = advice.gain or (None, None)
         families = " + ".join(dict.fromkeys(each.name_key for each in advice.members)) if report.has_names else ""
         yield (report.shown_user(row.user), families, advice.tasks, int(advice.is_with_itself), row.hours,
-               row.saved_hours, *gain, advice.runs, advice.packed_runs, advice.needed_mib,
-               advice.usable_mib)  # fmt: skip
+               row.saved_hours, *gain, advice.runs, advice.needed_mib, advice.usable_mib)  # fmt: skip
 
 
 def _table(schema: pa.Schema, rows: Iterable[Sequence[object]]) -> pa.Table:

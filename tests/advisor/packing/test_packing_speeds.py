@@ -1,4 +1,4 @@
-"""Ranges of speeds: that their low ends hold where they were not fitted, and what own packed runs add."""
+"""Ranges of speeds: that their low ends hold where they were not fitted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from advisor.packing.speeds import Demand, Range, measured_ranges, speed_ranges
+from advisor.packing.speeds import Demand, Range, speed_ranges
 
 Floats = npt.NDArray[np.float64]
 PAIRS = 1500
@@ -64,24 +64,3 @@ def test_ranges_by_hand() -> None:
     first, second = speed_ranges([Demand(1.0, 0.2), Demand(0.5, 0.9)])
     assert first == pytest.approx((0.77 / 1.54 / math.sqrt(1.5), 1 / 1.5))
     assert second == pytest.approx((0.77 / 1.6 / math.sqrt(1.5), 1 / 1.5))
-
-
-@pytest.mark.parametrize("runs", [1, 3, 12])
-def test_own_runs_narrow_a_range_that_still_holds(runs: int) -> None:
-    rng = np.random.default_rng(5)
-    assumed = speed_ranges([Demand(0.4, 0.3), Demand(0.5, 0.4)])
-    held, widths = [], []
-    for _ in range(600):
-        usual = [math.exp(rng.uniform(math.log(each.low), math.log(each.high))) for each in assumed]
-        seen = [tuple(min(1.0, each * math.exp(0.08 * rng.standard_normal())) for each in usual) for _ in range(runs)]
-        found = measured_ranges(assumed, seen)
-        next_one = [min(1.0, each * math.exp(0.08 * rng.standard_normal())) for each in usual]
-        held.append(all(speed >= each.low for speed, each in zip(next_one, found, strict=True)))
-        widths.append(found[0].high - found[0].low)
-    assert np.mean(held) >= 0.9
-    assert np.mean(widths) < assumed[0].high - assumed[0].low
-
-
-def test_without_own_runs_nothing_changes() -> None:
-    assumed = speed_ranges([Demand(0.4, 0.3), Demand(0.5, 0.4)])
-    assert measured_ranges(assumed, []) == assumed

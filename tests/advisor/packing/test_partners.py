@@ -75,16 +75,6 @@ def test_the_best_partner_is_that_of_trying_every_pair(made: list[Any]) -> None:
     assert {key[1]: each.gain.low for key, each in best.items() if each.gain} == pytest.approx(most)
 
 
-def test_own_packed_runs_decide_between_partners() -> None:
-    families = [family("a", 0.45, 0.4), family("b", 0.45, 0.4), family("c", 0.45, 0.4)]
-    keys = [each.key for each in families]
-    packed: Any = {(keys[1], keys[0]): [(0.99, 0.97)] * 9, (keys[0], keys[0]): [(0.4, 0.4)] * 9}
-    best = best_partners(families, RULES, packed)
-    assert [member.name_key for member in best[keys[0]].members] == ["a", "b"]
-    assert best[keys[0]].speeds[0].low < best[keys[0]].speeds[1].low
-    assert best[keys[0]].packed_runs == 9
-
-
 def test_pending_jobs_share_as_far_as_they_go() -> None:
     light, busy = family("light", 0.1, 0.1, bounds_mib={2: 5 * GIB}), family("busy", 0.8)
     groups = pack_pending([light.key] * 5 + [busy.key] * 3 + [("eve", "x", 1)] * 9, [light, busy], RULES)
