@@ -51,11 +51,12 @@ class PackingFamily:
     """What one job family's newest runs on one GPU model say.
 
     gpu_count: of a job. node_count: most nodes of a run; None where unknown. sm, dram: each run's means of SM_ACTIVE
-    and DRAM_ACTIVE, shares of a whole GPU, NaN where not measured. coverage: share of their samples that is known,
-    median over these runs, the less covered counter. bounds_mib: the peak memory of one GPU that a run exceeds with at
-    most risk / n, by n, the number of tasks on the GPU. is_preallocated: whether a run's peak is what its framework
-    reserved; None where unknown. gpu_type: GRES type of the newest of these runs; "" where none is recorded.
-    capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s since 1970.
+    and DRAM_ACTIVE, shares of a whole GPU, NaN where not measured; runs of thin coverage are left out. coverage: share
+    of a run's samples that is known, of the less covered counter, median over these runs, or over the thin ones if
+    there are no others. bounds_mib: the peak memory of one GPU that a run exceeds with at most risk / n, by n, the
+    number of tasks on the GPU. is_preallocated: whether a run's peak is what its framework reserved; None without a
+    peak. A peak of which that cannot be told counts as used. gpu_type: GRES type of the newest of these runs; "" where
+    none is recorded. capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s since 1970.
     """
 
     user: str
@@ -212,6 +213,8 @@ def _why_unknown(members: Sequence[PackingFamily], rules: PackingRules) -> Packi
     """What is not known of the members' memory and use; None where enough is."""
     if any(each.is_preallocated for each in members):
         return PREALLOCATED
+    if any(each.coverage < rules.min_coverage for each in members):
+        return THIN_COVERAGE  # of all runs: none counts
     if any(each.runs < max(rules.min_runs, 1) for each in members):
         return TOO_FEW_RUNS
     if not all(each.coverage >= rules.min_coverage for each in members):

@@ -29,7 +29,7 @@ NEWEST_RUNS = 20
 """Runs of a family that count (almanac's own choice)."""
 _FAMILY = ["user", "name_key", "gpu_count"]
 _BUSY = 0.01
-"""A mean of SM_ACTIVE of 0 on a GPU busier than this is a fault of the counter."""
+"""A mean of 0 is a fault of the counter where the GPU is busier than this, or not known to be idle."""
 
 
 def rules_of(config: Config) -> PackingRules:
@@ -61,7 +61,7 @@ def packing_families(
     rules = rules_of(config)
     columns = _columns_of(runs, {tier.gres for tier in config.tiers if tier.is_slice and tier.gres})
     groups = runs.groupby(_FAMILY, sort=False).indices.values()
-    found = [(_family(columns, np.asarray(rows)), jobs[int(rows[-1])]) for rows in groups]
+    found = [(_family(columns, np.asarray(rows), rules), jobs[int(rows[-1])]) for rows in groups]
     bounded = [(family, job) for family, job in found if _lacks_only_bounds(family, rules)]
     peaks = _peaks({family.user for family, _ in bounded}, known, now_s, config) if bounded and calibration else None
     return [
@@ -99,14 +99,15 @@ class _Columns:
     end_s: Floats
     sm: Floats
     dram: Floats
-    covered_sm: Floats
-    covered_dram: Floats
+    coverage: Floats
     capacity_mib: Floats
     is_usable: npt.NDArray[np.bool_]
     is_on_mig: npt.NDArray[np.bool_]
 
 
 def _columns_of(runs: pd.DataFrame, slices: Collection[str]) -> _Columns:
+    sm, dram = _means(runs)
+    coverage = np.minimum(_numbers(runs, "coverage_sm_active_frac"), _numbers(runs, "coverage_dram_active_frac"))
     return _Columns(
         user=_texts(runs, "user"),
         name_key=_texts(runs, "name_key"),
@@ -116,18 +117,16 @@ def _columns_of(runs: pd.DataFrame, slices: Collection[str]) -> _Columns:
         gpu_count=_numbers(runs, "gpu_count"),
         node_count=_numbers(runs, "node_count"),
         end_s=_numbers(runs, "end_s"),
-        sm=_sm_active(runs),
-        dram=_numbers(runs, "mean_dram_active_frac"),
-        # A run of unknown coverage counts as not covered.
-        covered_sm=np.nan_to_num(_numbers(runs, "coverage_sm_active_frac"), nan=0.0),
-        covered_dram=np.nan_to_num(_numbers(runs, "coverage_dram_active_frac"), nan=0.0),
+        sm=sm,
+        dram=dram,
+        coverage=np.nan_to_num(coverage, nan=0.0),  # a run of unknown coverage counts as not covered
         capacity_mib=_numbers(runs, "hbm_capacity_mib"),
         is_usable=_is_usable(runs),
         is_on_mig=_is_on_mig(runs, slices),
     )
 
 
-def _family(columns: _Columns, rows: npt.NDArray[np.intp]) -> PackingFamily:
+def _family(columns: _Columns, rows: npt.NDArray[np.intp], rules: PackingRules) -> PackingFamily:
     """rows: of one family, oldest end first."""
     last = int(rows[-1])
     models = [columns.gpu_model[row] for row in rows.tolist()]
@@ -137,15 +136,15 @@ def _family(columns: _Columns, rows: npt.NDArray[np.intp]) -> PackingFamily:
     capacities = capacities[np.isfinite(capacities) & (capacities > 0)]
     nodes = columns.node_count[rows]
     evidence = {columns.evidence[row] for row in rows.tolist()}
-    covered = (columns.covered_sm[usable], columns.covered_dram[usable])
+    covered = usable[columns.coverage[usable] >= rules.min_coverage]
     return PackingFamily(
         user=columns.user[last],
         name_key=columns.name_key[last],
         gpu_count=int(columns.gpu_count[last]),
         node_count=int(nodes.max()) if np.isfinite(nodes).all() else None,
-        sm=tuple(columns.sm[usable].tolist()),
-        dram=tuple(columns.dram[usable].tolist()),
-        coverage=min(float(np.median(each)) for each in covered) if len(usable) else math.nan,
+        sm=tuple(columns.sm[covered].tolist()),
+        dram=tuple(columns.dram[covered].tolist()),
+        coverage=float(np.median(columns.coverage[covered if len(covered) else usable])) if len(usable) else math.nan,
         is_preallocated=True if "preallocated" in evidence else False if evidence & set(INFORMATIVE) else None,
         is_on_mig=bool(columns.is_on_mig[rows].any()),
         gpu_model=model,
@@ -163,12 +162,15 @@ def _is_usable(runs: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return is_well.to_numpy(dtype=bool)
 
 
-def _sm_active(runs: pd.DataFrame) -> Floats:
-    sm = _numbers(runs, "mean_sm_active_frac")
+def _means(runs: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Of SM_ACTIVE and DRAM_ACTIVE; NaN for a zero that no other counter bears out."""
+    sm, dram = _numbers(runs, "mean_sm_active_frac"), _numbers(runs, "mean_dram_active_frac")
     busy = _numbers(runs, "mean_gr_engine_active_frac")
     busy = np.where(np.isnan(busy), _numbers(runs, "mean_gpu_util_pct") / 100, busy)
-    found: Floats = np.where((sm == 0) & (busy > _BUSY), np.nan, sm)
-    return found
+    return (
+        np.where((sm == 0) & ~(busy <= _BUSY), np.nan, sm),
+        np.where((dram == 0) & ~(sm <= _BUSY), np.nan, dram),
+    )
 
 
 def _is_on_mig(runs: pd.DataFrame, slices: Collection[str]) -> npt.NDArray[np.bool_]:

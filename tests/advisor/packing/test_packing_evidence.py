@@ -73,6 +73,11 @@ def test_jobs_that_are_almanac_pack_itself_are_no_family_to_pack(history_of: His
         ({"mean_sm_active_frac": np.nan}, "too few runs"),
         ({"mean_dram_active_frac": np.nan}, "too few runs"),
         ({"mean_sm_active_frac": 0.0}, "too few runs"),  # on a busy GPU: a fault, no idleness
+        (
+            {"mean_sm_active_frac": 0.0, "mean_gr_engine_active_frac": np.nan, "mean_gpu_util_pct": np.nan},
+            "too few runs",  # nothing says that the GPU was idle
+        ),
+        ({"mean_dram_active_frac": 0.0}, "too few runs"),  # kernels ran, and they read memory
         ({"has_profiling_fault": True}, "too few runs"),
         ({"state": "FAILED"}, "too few runs"),
         ({"verdict": "low coverage"}, "too few runs"),
@@ -103,6 +108,21 @@ def test_packed_runs_change_nothing(history_of: History) -> None:
     mixed, alone = (family_of(history_of, rows) for rows in ([*plain, *packed], plain))
     assert mixed == alone
     assert packing_families(history_of(packed), calibrated(), CONFIG, NOW_S) == []
+
+
+def test_a_zero_that_other_counters_bear_out_counts(history_of: History) -> None:
+    idle = {"mean_sm_active_frac": 0.0, "mean_dram_active_frac": 0.0, "mean_gr_engine_active_frac": 0.0}
+    assert family_of(history_of, runs(**idle)).demand == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("counter", ["sm", "dram"])
+def test_runs_of_thin_coverage_say_nothing_of_speed(history_of: History, counter: str) -> None:
+    thin = {f"coverage_{counter}_active_frac": 0.01, "mean_sm_active_frac": 0.9}
+    family = family_of(history_of, [*runs(9, **thin), *runs(5)])
+    assert (family.runs, family.demand, family.coverage) == (5, (0.3, 0.1), 0.97)
+    assert why(history_of, [*runs(9, **thin), *runs(5)]) == "share"
+    assert why(history_of, [*runs(9, **thin), *runs(4)]) == "too few runs"
+    assert why(history_of, runs(9, **thin)) == "thin coverage"
 
 
 def test_without_a_calibration_or_runs_there_is_no_advice(history_of: History) -> None:
