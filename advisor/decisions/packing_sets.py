@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 Gpus = frozenset[int]
 Placed = Mapping[int, Gpus]
@@ -135,9 +136,9 @@ class _Pick:
     node_of: Sequence[int]
 
     def best(self, values: Mapping[int, float]) -> Gpus | None:
-        """GPUs of the largest values, of nodes that have enough of them; None if there are too few.
+        """GPUs whose least value is the largest, on nodes that have enough of them; None if there are too few.
 
-        On one node: the one whose worst GPU is best, then the fullest one, so that free nodes stay whole.
+        On one node: of equal ones, the fullest one, so that free nodes stay whole.
         """
         if len(values) < self.count:
             return None
@@ -145,15 +146,21 @@ class _Pick:
         for gpu in sorted(values, key=lambda gpu: (-values[gpu], gpu)):
             by_node.setdefault(self.node_of[gpu], []).append(gpu)
         if self.nodes > 1:
-            largest = sorted(by_node.items(), key=lambda item: (-len(item[1]), item[0]))[: self.nodes]
-            pool = [gpu for _, gpus in largest for gpu in gpus]
-            taken = sorted(pool, key=lambda gpu: (-values[gpu], gpu))[: self.count]
-            return frozenset(taken) if len(taken) == self.count else None
+            return self._best_of_several(values, [by_node[node] for node in sorted(by_node)])
         fitting = [(node, gpus) for node, gpus in by_node.items() if len(gpus) >= self.count]
         if not fitting:
             return None
         _, found = min(fitting, key=lambda item: (-values[item[1][self.count - 1]], len(item[1]), item[0]))
         return frozenset(found[: self.count])
+
+    def _best_of_several(self, values: Mapping[int, float], by_node: Sequence[Sequence[int]]) -> Gpus | None:
+        """by_node: the GPUs of each node, best first. The largest value of which the fullest nodes have enough GPUs."""
+        for least in sorted(set(values.values()), reverse=True):
+            good = [[gpu for gpu in gpus if values[gpu] >= least] for gpus in by_node]
+            pool = list(chain(*sorted(good, key=len, reverse=True)[: self.nodes]))
+            if len(pool) >= self.count:
+                return frozenset(sorted(pool, key=lambda gpu: (-values[gpu], gpu))[: self.count])
+        return None
 
 
 class _View:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain, combinations, permutations, product
 
@@ -97,11 +98,19 @@ def test_what_the_rule_allows_is_accepted_and_nothing_else(node_of: tuple[int, .
 
 
 def check_choice(count: int, jobs: State, allowed: set[Gpus], nodes: PackingNodes) -> None:
-    """A choice exists exactly where one is allowed, with all jobs and with every second one; free GPUs come first."""
+    """A choice exists exactly where one is allowed, with all jobs and with every second one.
+
+    Free GPUs come first. Of shared ones, none have a larger least gain.
+    """
+    gains = [1 + (3 * job % 7) / 10 for job in range(len(jobs))]
+
+    def value(gpus: Gpus) -> float:
+        return min((gains[job] for job, own in enumerate(jobs) if own & gpus), default=math.inf)
+
     for willing in (set(range(len(jobs))), set(range(0, len(jobs), 2))):
         fitting = {gpus for gpus in allowed if all(job in willing for job, own in enumerate(jobs) if own & gpus)}
         choice = choose_gpus(
-            count, dict(enumerate(jobs)), nodes, lambda job, kept=willing: 1.0 if job in kept else None
+            count, dict(enumerate(jobs)), nodes, lambda job, kept=willing: gains[job] if job in kept else None
         )
         assert (choice is not None) == bool(fitting), (jobs, count)
         if choice is not None:
@@ -109,6 +118,7 @@ def check_choice(count: int, jobs: State, allowed: set[Gpus], nodes: PackingNode
             assert choice.shared_with == {job for job, own in enumerate(jobs) if own & choice.gpus}
             is_free = any(not any(own & gpus for own in jobs) for gpus in fitting)
             assert is_free == (not choice.shared_with)
+            assert value(choice.gpus) == max(map(value, fitting)), (jobs, count)
 
 
 def test_the_best_gain_wins() -> None:
