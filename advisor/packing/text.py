@@ -113,7 +113,7 @@ def why_silent(advice: PackingAdvice) -> str:
         reasons.SEVERAL_NODES: "only jobs on one node share GPUs",
         reasons.UNEQUAL_GPUS: "the jobs have different numbers of GPUs",
         reasons.SEVERAL_GPUS: "almanac-pack gives each task one GPU, and the job has several",
-        reasons.ON_MIG: "your runs use MIG slices, which are not shared further",
+        reasons.ON_MIG: "MIG slices are not shared further",
         reasons.UNKNOWN_GPU: "the GPU's model or memory is unknown, or not that of your runs",
         reasons.OLD_GPU: "no advice for GPUs older than Volta (compute capability below 7.0)",
         reasons.OTHER_GPU: "the jobs run on different GPU models",

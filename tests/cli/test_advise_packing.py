@@ -111,7 +111,7 @@ def test_json_has_all_that_the_advice_rests_on(tmp_path: Path, now_s: int) -> No
     [
         ({"mean_sm_active_frac": None}, "Packing: 0 of the 5 measured runs needed (SM and DRAM activity)."),
         ({"is_preallocated": True}, "Packing: your runs reserve the GPU's memory at their start."),
-        ({"mig_profile": "1g.10gb"}, "Packing: your runs use MIG slices, which are not shared further."),
+        ({"mig_profile": "1g.10gb"}, "Packing: MIG slices are not shared further."),
     ],
 )
 def test_why_says_what_keeps_jobs_apart(tmp_path: Path, now_s: int, change: dict[str, Any], said: str) -> None:

@@ -75,7 +75,7 @@ def test_two_families() -> None:
         ({"is_preallocated": True}, "Packing: your runs reserve the GPU's memory at their start."),
         ({"bounds_mib": {}}, "Packing: no memory bound for two runs together yet."),
         ({"gpu_model": "K80-12"}, "Packing: no advice for GPUs older than Volta (compute capability below 7.0)."),
-        ({"is_on_mig": True}, "Packing: your runs use MIG slices, which are not shared further."),
+        ({"is_on_mig": True}, "Packing: MIG slices are not shared further."),
     ],
 )
 def test_why_nothing_is_advised(change: dict[str, Any], said: str) -> None:
