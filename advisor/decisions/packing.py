@@ -54,9 +54,9 @@ class PackingFamily:
     and DRAM_ACTIVE, shares of a whole GPU, NaN where not measured; runs of thin coverage are left out. coverage: share
     of a run's samples that is known, of the less covered counter, median over these runs, or over the thin ones if
     there are no others. bounds_mib: the peak memory of one GPU that a run exceeds with at most risk / n, by n, the
-    number of tasks on the GPU. is_preallocated: whether a run's peak is what its framework reserved; None without a
-    peak. A peak of which that cannot be told counts as used. gpu_type: GRES type of the newest of these runs; "" where
-    none is recorded. capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s since 1970.
+    number of tasks on the GPU. is_preallocated: whether a run's peak is what its framework reserved; False where only
+    the peak is known, None without a peak. gpu_type: GRES type of the newest of these runs; "" where none is recorded.
+    capacity_mib: of the GPU; None where unknown. newest_s: end of the newest run, s since 1970.
     """
 
     user: str
