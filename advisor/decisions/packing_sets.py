@@ -154,7 +154,7 @@ class _Pick:
         return frozenset(found[: self.count])
 
     def _best_of_several(self, values: Mapping[int, float], by_node: Sequence[Sequence[int]]) -> Gpus | None:
-        """by_node: the GPUs of each node, best first. Lowers the least value until the fullest nodes have enough GPUs."""
+        """by_node: the GPUs of each node. Lowers the least value until the fullest nodes have enough of them."""
         for least in sorted(set(values.values()), reverse=True):
             good = [[gpu for gpu in gpus if values[gpu] >= least] for gpus in by_node]
             pool = list(chain(*sorted(good, key=len, reverse=True)[: self.nodes]))

@@ -13,7 +13,7 @@ from almanac.config import Config, Tier
 from almanac.mig import profile_name
 from almanac.names import name_key
 from almanac.records import Request
-from almanac.tiers import requested_tier
+from almanac.tiers import names_any_tier, requested_tier
 from almanac.units import DAY_S
 from telemetry.history import load_history
 from telemetry.store.cluster_store import ClusterStore
@@ -66,13 +66,15 @@ def asked_family(
 ) -> PackingFamily:
     """The family with what this submission asks for: its nodes, and the least memory of the GPUs that it may get.
 
-    A submission that names no tier, or a choice, may get each one. The memory is unknown where a GPU may be of another
-    model than in the family's runs.
+    A submission that names a choice of tiers may get each one, and so may one that names none and is advised none. The
+    memory is unknown where a GPU may be of another model than in the family's runs.
     """
     own = requested_tier(request, tiers)
     is_same_type = request.gpu_type != "" and request.gpu_type == family.gpu_type
     whole = [tier for tier in tiers if not tier.is_slice and (not is_same_type or _is_like(tier, family))]
-    asked = [tier for tier in tiers if tier is own or tier.name == advised_tier] + ([] if own else whole)
+    asked = [tier for tier in tiers if tier is own or tier.name == advised_tier]
+    if own is None and (not asked or names_any_tier(request, tiers)):
+        asked += whole
     is_other = bool(request.gpu_type) and own is None and not is_same_type
     is_known = family.capacity_mib is not None and not is_other and all(_is_like(tier, family) for tier in asked)
     capacities = [family.capacity_mib or 0.0, *(float(tier.capacity_mib) for tier in asked)]

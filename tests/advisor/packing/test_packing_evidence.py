@@ -229,6 +229,11 @@ def test_jobs_must_fit_the_tier_that_is_advised_beside(history_of: History) -> N
         if (found := packing_of_request(request(), families, rules, CONFIG.tiers, NOW_S, tier))
     ]
     assert reasons == ["share", "share", "memory"]
+    for constraints, reason in (("", "share"), ("hbm40g|hbm80g", "memory")):
+        asked = request(constraints=constraints)
+        found = packing_of_request(asked, families, rules, CONFIG.tiers, NOW_S, "hbm80g")
+        assert found is not None
+        assert found.best.reason == reason
 
 
 GRES = (
