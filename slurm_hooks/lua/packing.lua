@@ -4,7 +4,7 @@
 
 local M = {}
 
-local find, gmatch, match, sub = string.find, string.gmatch, string.match, string.sub
+local find, gmatch, lower, match, sub = string.find, string.gmatch, string.lower, string.match, string.sub
 
 M.MAX_BYTES = 65536
 M.PROGRAM = "almanac-pack"
@@ -37,18 +37,36 @@ function M.parse(text, now, key, gpus)
   return said and tonumber(said) == count and found or nil
 end
 
--- Whether the value of --array names several tasks that may run together; "1-9%1" is a chain.
+-- Whether the value of --array is one range without a step, with several tasks that may run together. almanac-pack needs
+-- a step instead, which a list such as "1,5" cannot have. "1-9%1" is a chain.
 function M.is_sweep(array)
-  return find(array, "[-,]") ~= nil and sub(array, -2) ~= "%1"
-end
-
--- Whether a request of this family can be told of its row. tiers: the module; all: those of the advice file.
-function M.fits(tiers, request, all, row)
-  local asked = tiers.requested_tier(request, all)
-  if find(request.gpu_type or "", "^%d+g%.") or not tiers.is_one_gpu(request) then
+  local first, last, rest = match(array, "^(%d+)%-(%d+)(.*)$")
+  if not first or #first > 9 or #last > 9 or tonumber(first) >= tonumber(last) then
     return false
   end
-  return not asked or (asked.compute_slices == nil and asked.capacity_mib >= row.need)
+  local limit = match(rest, "^:1%%(%d+)$") or match(rest, "^%%(%d+)$")
+  if limit then
+    return #limit <= 9 and tonumber(limit) > 1
+  end
+  return rest == "" or rest == ":1"
+end
+
+-- Whether a job of this family gets a whole GPU with memory for two, whichever one Slurm gives it. One that names no
+-- tier, or a choice, may get the smallest. A GPU type that is no tier may be any model. tiers: the module; all: those of
+-- the advice file.
+function M.fits(tiers, request, all, row)
+  local asked, gpu_type = tiers.requested_tier(request, all), request.gpu_type or ""
+  if not tiers.is_one_gpu(request) or find(lower(gpu_type), "[1-7]g%.%d+gb") or (gpu_type ~= "" and not asked) then
+    return false
+  elseif asked then
+    return not asked.compute_slices and asked.capacity_mib >= row.need
+  end
+  for _, tier in ipairs(all) do
+    if not tier.compute_slices and tier.capacity_mib < row.need then
+      return false
+    end
+  end
+  return true
 end
 
 return M

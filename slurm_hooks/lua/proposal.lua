@@ -99,9 +99,10 @@ function M.checked(found, is_offered)
   end
 end
 
--- Text to show as it is, such as a note on packing.
+-- A note on packing: a sentence, and what to use on a line of its own.
 function M.note(text)
-  return wrapped(text, HEAD)
+  local at = find(text, " Use: ", 1, true)
+  return wrapped(sub(text, 1, (at or 0) - 1), HEAD) .. (at and wrapped(sub(text, at), INDENT) or "")
 end
 
 -- The tier, the evidence, the expected waits, and why the change is not offered.

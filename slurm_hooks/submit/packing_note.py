@@ -14,18 +14,26 @@ from almanac.tiers import requested_tier
 from almanac.units import DAY_S
 from slurm_hooks.advice.packing_file import PackingFile, PackingRow
 from slurm_hooks.submit.choices import Choice
-from slurm_hooks.submit.proposal import HEAD, wrapped
+from slurm_hooks.submit.proposal import HEAD, INDENT, wrapped
 
 PROGRAM = "almanac-pack"
 AGAIN_S = DAY_S
+USE = " Use: "
+"""Before the command, which is after the sentence."""
 NOTED = "packing"
 """Stands in place of a tier in the file of notes, which has the format of the answers."""
-_SLICE = re.compile(r"[0-9]+g\.")
+_SLICE = re.compile("[1-7]g[.][0-9]+gb", re.IGNORECASE)
+"""In the GPU type of a MIG slice: "1g.10gb", "nvidia_a100_1g.10gb"."""
+_SWEEP = re.compile("([0-9]{1,9})-([0-9]{1,9})(?::1)?(?:%([0-9]{1,9}))?")
 
 
 def is_sweep(array: str) -> bool:
-    """Whether the value of --array names several tasks that may run together; "1-9%1" is a chain."""
-    return bool(re.search("[-,]", array)) and not array.endswith("%1")
+    """Whether the value of --array is one range without a step, with several tasks that may run together.
+
+    almanac-pack needs a step instead, which a list such as "1,5" cannot have. "1-9%1" is a chain.
+    """
+    found = _SWEEP.fullmatch(array)
+    return found is not None and int(found[1]) < int(found[2]) and (found[3] is None or int(found[3]) > 1)
 
 
 def find_note(
@@ -37,12 +45,21 @@ def find_note(
     key = name_key(request.job_name)
     if not (is_sweep(array) and request.is_one_gpu) or PROGRAM in command or key.startswith(PROGRAM):
         return None
-    row, asked = packing.rows.get((key, 1)), requested_tier(request, tiers)
-    if row is None or _SLICE.match(request.gpu_type):
-        return None
-    if asked is not None and (asked.is_slice or asked.capacity_mib < row.need_mib):
-        return None
-    return row
+    row = packing.rows.get((key, 1))
+    return row if row is not None and _fits(request, tiers, row) else None
+
+
+def _fits(request: Request, tiers: tuple[Tier, ...], row: PackingRow) -> bool:
+    """Whether the job gets a whole GPU with memory for two, whichever one Slurm gives it.
+
+    A job that names no tier, or a choice, may get the smallest. A GPU type that is no tier may be any model.
+    """
+    asked = requested_tier(request, tiers)
+    if _SLICE.search(request.gpu_type) or (request.gpu_type and asked is None):
+        return False
+    if asked is not None:
+        return not asked.is_slice and asked.capacity_mib >= row.need_mib
+    return all(tier.capacity_mib >= row.need_mib for tier in tiers if not tier.is_slice)
 
 
 def was_noted(earlier: Choice | None, now_s: int) -> bool:
@@ -56,5 +73,6 @@ def noted(row: PackingRow, now_s: int) -> Choice:
 
 
 def note(row: PackingRow) -> str:
-    """The note in lines of at most 80 columns, each ended."""
-    return wrapped(row.text, HEAD)
+    """The note in lines of at most 80 columns, each ended; what to use on a line of its own."""
+    said, *command = row.text.split(USE, 1)
+    return wrapped(said, HEAD) + "".join(wrapped(f"{USE}{each}", INDENT) for each in command)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ NOW_S = 1_795_256_100
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (
     "Pack two on one GPU: each likely 0.80 to 0.95 of its speed, 1.6 to 1.9 times the work per GPU-hour (9 runs). "
-    "Use: almanac-pack -n 2 -- ..."
+    "Use: --array=A-B:2 and almanac-pack -- CMD {}"
 )
 ROW = PackingRow("train-#", 1, 30_000, TEXT)
 FILE = PackingFile(NOW_S + 10, {("train-#", 1): ROW})
@@ -36,7 +37,8 @@ TIERS = (
 
 
 def request(**other: Any) -> Request:
-    fields: dict[str, Any] = {"gpu_count": 1, "is_array": True} | other
+    """For one GPU of the large tier, unless `other` says otherwise."""
+    fields: dict[str, Any] = {"gpu_count": 1, "is_array": True, "constraints": "hbm80g"} | other
     return Request("alice", fields.pop("job_name", "train-7"), **fields)
 
 
@@ -45,16 +47,25 @@ def test_a_sweep_is_told_how_to_share_a_gpu_in_lines_of_80_columns() -> None:
     assert found == ROW
     assert note(ROW) == (
         "almanac: Pack two on one GPU: each likely 0.80 to 0.95 of its speed, 1.6 to\n"
-        "         1.9 times the work per GPU-hour (9 runs). Use: almanac-pack -n 2 -- ...\n"
+        "         1.9 times the work per GPU-hour (9 runs).\n"
+        "         Use: --array=A-B:2 and almanac-pack -- CMD {}\n"
     )
+    assert note(replace(ROW, text="Pack two.")) == "almanac: Pack two.\n"
     assert all(len(line) <= 80 for line in note(ROW).splitlines())
 
 
 @pytest.mark.parametrize(
     ("array", "is_told"),
-    [("0-9", True), ("1,5", True), ("1-9:2", True), ("0-9%4", True), ("0-9%1", False), ("5", False), ("", False)],
-)
-def test_one_task_and_a_chain_of_tasks_are_no_sweep(array: str, is_told: bool) -> None:
+    [
+        ("0-9", True), ("0-9%4", True), ("0-9:1", True), ("0-9:1%2", True), ("9-10", True), ("007-8", True),
+        ("5", False), ("", False), ("5-5", False), ("0-0", False), ("9-1", False),  # one task, or none
+        ("0-9%1", False), ("0-9%01", False), ("0-9%0", False), ("0-9:1%1", False),  # a chain
+        ("1,5", False), ("0-9,20-29", False), ("1-9:2", False), ("0-9:", False),  # almanac-pack needs a step of its own
+        ("0-9%", False), ("-9", False), ("a-b", False), ("0-9\n", False),
+        pytest.param("0-" + "9" * 400, False, id="no number of Slurm's"),
+    ],
+)  # fmt: skip
+def test_one_task_a_chain_and_what_cannot_have_a_step_are_no_sweep(array: str, is_told: bool) -> None:
     assert is_sweep(array) is is_told
     assert (find_note(request(), array, "", TIERS, FILE) is not None) is is_told
 
@@ -67,12 +78,36 @@ def test_one_task_and_a_chain_of_tasks_are_no_sweep(array: str, is_told: bool) -
         request(node_count=2),
         request(may_use_more=True),
         request(constraints="hbm24g"),  # two of them need 30,000 MiB
-        request(gpu_type="1g.10gb", gres="gpu:1g.10gb:1"),
+        request(constraints="hbm24g|hbm80g"),  # Slurm may give it the smaller
+        request(constraints=""),
+        request(constraints="ib"),
+        request(gpu_type="1g.10gb", gres="gpu:1g.10gb:1", constraints=""),
         request(gpu_type="2g.20gb", gres="gpu:2g.20gb:1"),  # no tier of this site
+        request(gpu_type="nvidia_a100_1g.10gb", gres="gpu:nvidia_a100_1g.10gb:1"),
+        request(gpu_type="a100_1g.5gb"),
     ],
 )
 def test_a_job_that_sharing_does_not_fit_is_told_nothing(asked: Request) -> None:
     assert find_note(asked, "0-9", "", TIERS, FILE) is None
+
+
+def test_a_job_that_names_no_tier_is_told_where_every_whole_gpu_holds_two() -> None:
+    small = replace(ROW, need_mib=24_576)  # more than the slice, which no job gets without asking
+    file = PackingFile(NOW_S + 10, {("train-#", 1): small})
+    for asked in (request(constraints=""), request(constraints="hbm24g|hbm80g"), request(constraints="hbm24g")):
+        assert find_note(asked, "0-9", "", TIERS, file) == small
+    assert find_note(request(constraints=""), "0-9", "", (), file) == small  # a site without tiers
+
+
+def test_a_gpu_type_is_told_only_beside_a_tier() -> None:
+    small = PackingFile(NOW_S + 10, {("train-#", 1): replace(ROW, need_mib=1)})
+    for kind in ("k80", "1g.10gb", "a100_1g.5gb"):
+        for tiers in (TIERS, ()):
+            asked = request(gpu_type=kind, gres=f"gpu:{kind}:1", constraints="")
+            assert find_note(asked, "0-9", "", tiers, small) is None
+    assert find_note(request(gpu_type="a100", gres="gpu:a100:1"), "0-9", "", TIERS, FILE) == ROW
+    named = (*TIERS, Tier("a100", 40_960, gres="a100"))
+    assert find_note(request(gpu_type="a100", constraints=""), "0-9", "", named, FILE) == ROW
 
 
 def test_a_job_that_packs_already_is_told_nothing() -> None:
@@ -134,18 +169,29 @@ def test_hostile_rows_are_left_out_and_many_families_are_cut(tmp_path: Any) -> N
     assert ("k0", 1) in file.rows
 
 
+GPU_TYPES = (
+    "1g.10gb", "2g.20gb", "a100", "k80", "nvidia_a100_1g.10gb", "a100_1g.5gb", "1C.3G.20GB", "8g.5gb", "1gx10gb", "%d",
+    "h1g.gb",
+)  # fmt: skip
+ARRAYS = (
+    "0-9", "1,2", "3", "0-4%1", "0-4%11", "5-5", "0-0", "9-1", "10-9", "0-9%01", "0-9%0", "0-9:1", "0-9:2", "0-9:1%2",
+    "0-9:1%1", "0-4%", "0-9%2%2", "0-9,3", "-", "%1", "", "0-9\n", " 0-9", "0-" + "9" * 9, "0-" + "9" * 10,
+    "0-9%" + "9" * 400,
+)  # fmt: skip
+
+
 def random_case(rng: random.Random) -> tuple[Request, str, PackingFile]:
-    gpu_type = rng.choice(("", "", "1g.10gb", "2g.20gb", "a100"))
+    gpu_type = rng.choice(("", "", rng.choice(GPU_TYPES)))
     asked = request(
         gpu_count=rng.choice((1, 1, 1, 2)), may_use_more=rng.random() < 0.1, gpu_type=gpu_type,
         gres=f"gpu:{gpu_type}:1" if gpu_type else "",
-        constraints=rng.choice(("", "hbm24g", "hbm80g", "ib&hbm80g", "x")),
+        constraints=rng.choice(("", "hbm24g", "hbm80g", "ib&hbm80g", "x", "hbm24g|hbm80g")),
     )  # fmt: skip
     need_mib = rng.choice((1, 24_576, 24_577, 81_920, 81_921, 90_000))
     key = rng.choice(("train-#", "train-#", "train", "other"))
     return (
         asked,
-        rng.choice(("0-9", "1,2", "3", "0-4%1", "0-4%11")),
+        rng.choice(("0-9", rng.choice(ARRAYS))),
         PackingFile(NOW_S + rng.choice((0, 1, 9)), {(key, 1): PackingRow(key, 1, need_mib, TEXT)}),
     )
 
@@ -153,7 +199,7 @@ def random_case(rng: random.Random) -> tuple[Request, str, PackingFile]:
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_lua_says_the_same(interpreter: str) -> None:
     rng = random.Random(22)
-    cases = [random_case(rng) for _ in range(1000)]
+    cases = [random_case(rng) for _ in range(3000)]
     code = [
         'local packing, proposal = dofile(dir .. "packing.lua"), dofile(dir .. "proposal.lua")',
         f"local tiers_of = {literal([_lua_tier(each) for each in TIERS])}",
@@ -176,7 +222,7 @@ def test_lua_says_the_same(interpreter: str) -> None:
     actual = Lua(interpreter).run("\n".join(code))
     for case, one, other in zip(cases, actual, expected, strict=True):
         assert one == other, case
-    assert 50 < sum(row[0] is not None for row in expected) < 900
+    assert 100 < sum(row[0] is not None for row in expected) < 2000
 
 
 def _lua_tier(tier: Tier) -> dict[str, Any]:
@@ -268,13 +314,13 @@ def submitter(request: pytest.FixtureRequest, tmp_path: Path) -> Submitter:
     return Submitter(tmp_path, request.param)
 
 
-SWEEP = ("--gpus=1", "--array=0-9")
+SWEEP = ("--gpus=1", "--array=0-9", "--constraint=hbm80g")
 
 
 def test_a_note_is_shown_once_a_day_and_changes_nothing(submitter: Submitter) -> None:
     shown = submitter.say(*SWEEP)
     assert NOW_TEXT in shown
-    assert "almanac-pack -n 2" in shown
+    assert "\n         Use: --array=A-B:2 and almanac-pack -- CMD {}\n" in shown
     assert "?" not in shown  # nothing is asked
     assert shown.endswith(("told True\n", "\n1\n"))
     assert NOW_TEXT not in submitter.say(*SWEEP)
@@ -289,10 +335,16 @@ def test_a_note_is_shown_once_a_day_and_changes_nothing(submitter: Submitter) ->
 @pytest.mark.parametrize(
     ("options", "mode"),
     [
-        (("--gpus=1",), ""),
-        (("--gpus=1", "--array=0-9%1"), ""),
-        (("--gpus=2", "--array=0-9"), ""),
+        (("--gpus=1", "--constraint=hbm80g"), ""),
+        (("--gpus=1", "--constraint=hbm80g", "--array=0-9%01"), ""),
+        (("--gpus=1", "--constraint=hbm80g", "--array=5-5"), ""),
+        (("--gpus=1", "--constraint=hbm80g", "--array=0-9:2"), ""),
+        (("--gpus=2", "--constraint=hbm80g", "--array=0-9"), ""),
         (("--gpus=1", "--array=0-9", "--constraint=hbm24g"), ""),
+        (("--gpus=1", "--array=0-9", "--constraint=hbm24g|hbm80g"), ""),
+        (("--gpus=1", "--array=0-9"), ""),
+        (("--gpus=k80:1", "--array=0-9"), ""),
+        (("--gres=gpu:nvidia_a100_1g.10gb:1", "--array=0-9", "--constraint=hbm80g"), ""),
         (SWEEP, "off"),
         (SWEEP, "apply"),
         ((*SWEEP, "--quiet"), ""),
