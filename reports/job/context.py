@@ -68,6 +68,11 @@ class JobContext:
         return self.job["user"] or ""
 
     @property
+    def is_array(self) -> bool:
+        """Whether the job is a task of a job array."""
+        return self.job["array_job_id"] is not None
+
+    @property
     def data_quality(self) -> str:
         """Whether the job's data can be used: the column `verdict` of job_metrics, or NOT_SUMMARISED."""
         return self.metrics.get("verdict") or NOT_SUMMARISED

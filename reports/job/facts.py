@@ -222,7 +222,7 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "memory_time": percent(None if values["compute_frac"] is None else 1 - float(values["compute_frac"])),
         "character": character,
     }
-    return words | _advice_words(advice) | packing_words(context.packing)
+    return words | _advice_words(advice) | packing_words(context.packing, context.is_array)
 
 
 def _use_words(context: JobContext) -> dict[str, str]:

@@ -55,12 +55,12 @@ def packing_facts(advice: PackingAdvice | None) -> dict[str, Fact]:
     return {"packing_gain": advice.gain.low if advice and advice.is_advised and advice.gain else None}
 
 
-def packing_words(advice: PackingAdvice | None) -> dict[str, str]:
-    """Words by name, without control characters; "" without advice."""
+def packing_words(advice: PackingAdvice | None, is_array: bool) -> dict[str, str]:
+    """Words by name, without control characters; "" without advice. is_array: whether the job is of a job array."""
     if advice is None or not advice.is_advised:
         return dict.fromkeys(("packing_headline", "packing", "packing_evidence"), "")
     return {
         "packing_headline": packing_headline(advice),
-        "packing": f"{packing_sentence(advice)} Use: {packing_command(advice)}",
+        "packing": f"{packing_sentence(advice)} Use: {packing_command(advice, is_array)}",
         "packing_evidence": packing_evidence(advice),
     }

@@ -206,5 +206,5 @@ def to_json(context: JobContext) -> dict[str, Any]:
         "gpus": [dict(row) for row in context.gpus],
         "ranks": {name: asdict(rank) for name, rank in context.ranks.items()},
         "advice": None if context.advice is None else advice_json(context.advice),
-        "packing": None if context.packing is None else packing_table(context.packing),
+        "packing": None if context.packing is None else packing_table(context.packing, context.is_array),
     }

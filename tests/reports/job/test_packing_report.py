@@ -54,7 +54,7 @@ def test_the_advice_is_in_the_mail_on_the_terminal_on_the_page_and_in_json(repor
     advice = next(each for each in report_of(context).conclusions.suggestions if each.rule == "can_share")
     assert advice.advice.startswith("Pack two on one GPU: each likely 0.")
     assert "times the work per GPU-hour (9 runs)" in advice.advice
-    assert advice.advice.endswith("Use: almanac-pack -n 2 -- ...")
+    assert advice.advice.endswith("Use: almanac-pack --items A-B -- CMD {}")
     assert advice.reason == (
         "Together they need about 60% of a GPU's multiprocessors and 40% of its memory bandwidth. At most about 1 in "
         "100 times, they need more than 24.4 GiB of its memory; 79.0 GiB can be used."
@@ -68,6 +68,16 @@ def test_the_advice_is_in_the_mail_on_the_terminal_on_the_page_and_in_json(repor
     assert found["packing"]["tasks"] == 2
     assert "can_share" in found["rules"]
     assert to_json(reported.contexts["balanced"])["packing"] is None
+
+
+def test_a_task_of_an_array_is_told_the_step_that_packing_needs(reported: Any) -> None:
+    context = context_of(reported, "array-task")
+    context = replace(context, job={**context.job, "state": "COMPLETED"})
+    assert context.is_array
+    [advice] = [each for each in report_of(context).conclusions.suggestions if each.rule == "can_share"]
+    assert advice.advice.endswith("Use: --array=A-B:2 and almanac-pack -- CMD {}")
+    assert to_json(context)["packing"]["command"] == "--array=A-B:2 and almanac-pack -- CMD {}"
+    assert to_json(context_of(reported))["packing"]["command"] == "almanac-pack --items A-B -- CMD {}"
 
 
 def test_a_partner_is_named_and_inert(reported: Any) -> None:
@@ -103,7 +113,7 @@ def test_one_change_of_the_gpu_at_a_time(reported: Any, tier_reason: str, is_tol
     assert ("can_share" in rules_of(context_of(reported, advice=changed))) is is_told
 
 
-@pytest.mark.parametrize("case", ["idle", "failed", "cancelled", "out-of-memory", "never-started"])
+@pytest.mark.parametrize("case", ["idle", "failed", "cancelled", "out-of-memory", "never-started", "timeout"])
 def test_a_job_that_went_wrong_or_left_gpus_unused_is_not_told(reported: Any, case: str) -> None:
     assert "can_share" not in rules_of(context_of(reported, case))
 
@@ -174,6 +184,9 @@ def test_a_slice_or_a_tier_that_holds_one_run_only_goes_before_packing(monkeypat
         {"name": "small", "capacity_mib": 20_480, "constraint": "small"},  # two need 25,000 MiB
         {"name": "slice", "capacity_mib": 40_960, "gres": "3g.40gb", "compute_slices": 3},
     ]
-    advices = dict(asked("alice", "tune-1", number, name) for number, name in enumerate(("large", "small", "slice"), 1))
+    requested = {
+        "large": {"constraints": "large"}, "small": {"constraints": "small"}, "slice": {"gpu_type": "3g.40gb"},
+    }  # fmt: skip
+    advices = dict(asked("alice", "tune-1", number, tier, **of) for number, (tier, of) in enumerate(requested.items(), 1))
     found = packing_by_run(advices, pd.DataFrame({"gpu_count": [1]}), trained_stub(), parse_config({"tiers": tiers}), 9)
     assert set(found) == {(1, 1)}
