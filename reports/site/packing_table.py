@@ -24,12 +24,13 @@ def packing_table(report: SiteReport) -> PageTable | str:
         )
     cells = [
         [
-            _families(report, row), printable(report.shown_user(row.user), 14), hours(row.hours), _gain(row),
+            _families(report, row), printable(report.shown_user(row.user), 13), hours(row.hours), _gain(row),
             hours(row.saved_hours), format_count(row.advice.runs),
         ]
         for row in packing.rows[:MOST_SHARING]
     ]  # fmt: skip
-    return PageTable(("Could share a GPU", "User", "GPU-hours", "Work", "Saved", "Runs"), cells, _note(packing))
+    head = ("Could share a GPU", "User", "GPU-hours", "Work/GPU-h", "Saved", "Runs")
+    return PageTable(head, cells, _note(packing))
 
 
 def _families(report: SiteReport, row: SharingFamilies) -> str:
@@ -38,8 +39,8 @@ def _families(report: SiteReport, row: SharingFamilies) -> str:
     if not report.has_names:
         return f"{advice.tasks} runs of one family" if advice.is_with_itself else "runs of two families"
     if advice.is_with_itself:
-        return f"{advice.tasks} runs of {named(advice.members[0], 18)}"
-    return " and ".join(named(member, 12) for member in advice.members)
+        return f"{advice.tasks} runs of {named(advice.members[0], 15)}"
+    return " and ".join(named(member, 9) for member in advice.members)
 
 
 def _gain(row: SharingFamilies) -> str:
@@ -50,10 +51,11 @@ def _note(packing: SitePacking) -> str:
     shown = packing.rows[:MOST_SHARING]
     more = len(packing.rows) - len(shown)
     notes = [
-        f"Together {hours(packing.saved_hours)} of {hours(packing.hours)} GPU-hours on one GPU, at the low end.",
+        f"Saved are at least {hours(packing.saved_hours)} of {hours(packing.hours)} GPU-hours on one GPU, "
+        "if all of them run together.",
         f"{format_count(more)} more in packing.csv." if more else "",
         f"{format_count(packing.left_out)} users with fewer GPU-hours were not looked at." if packing.left_out else "",
-        "Work: per GPU-hour, at least, times one job alone. Runs: fewest measured runs of a family. "
+        "Work/GPU-h: work per GPU-hour, at least, times one job alone. Runs: fewest measured runs of a family. "
         "Users share a GPU only with themselves (almanac-pack).",
     ]
     return " ".join(filter(None, notes))

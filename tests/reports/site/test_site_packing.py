@@ -75,7 +75,9 @@ def test_saved_gpu_hours_are_those_at_the_low_end(monkeypatch: pytest.MonkeyPatc
     table = packing_table(report)
     assert isinstance(table, PageTable)
     assert table.cells[0][:2] == ['2 runs of "tune-#"', "ann"]
-    assert "of 150 GPU-hours on one GPU" in table.note
+    assert table.columns[3] == "Work/GPU-h"
+    assert table.note.startswith("Saved are at least ")
+    assert "of 150 GPU-hours on one GPU, if all of them run together." in table.note
 
 
 def test_two_families_share_as_long_as_both_run_and_each_counts_once(
@@ -117,6 +119,17 @@ def test_many_users_are_cut_at_ten_rows_of_80_columns(
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= 80
         assert any("Could share a GPU" in line for line in lines)
+
+
+def test_two_long_names_of_families_fit_into_80_columns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user, big, small = "u" * 60, "big-" + "x" * 60, "small-" + "x" * 60
+    families = [family(user, big, 0.3, 60_000.0), family(user, small, 0.3, 9000.0)]
+    _show(report_of(monkeypatch, tmp_path, families, {(user, big): 200_000.0, (user, small): 200_000.0}))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any('"big-xxxx…" and "small-xx…"' in line for line in lines)
 
 
 def test_names_of_users_and_of_their_jobs_are_shown_only_when_asked_for_and_are_inert(
