@@ -96,8 +96,9 @@ for module in list(sys.modules.values()):
         print(module.__cached__, module.__file__, sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,nodes},slurm_hooks/{mig,placement,power}} \
+      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,metrics,nodes}} \
           "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits,mig},almanac/train,reports/site} \
+          "$CLIENT$CODE_DIR"/slurm_hooks/{mig,placement,power} \
           -type f ! -name '*.pyc' | grep -vxFf "$WORK/light"; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"
