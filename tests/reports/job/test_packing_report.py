@@ -56,8 +56,9 @@ def test_the_advice_is_in_the_mail_on_the_terminal_on_the_page_and_in_json(repor
     assert "times the work per GPU-hour (9 runs)" in advice.advice
     assert advice.advice.endswith("Use: almanac-pack --items A-B -- CMD {}")
     assert advice.reason == (
-        "Together they need about 60% of a GPU's multiprocessors and 40% of its memory bandwidth. At most about 1 in "
-        "100 times, they need more than 24.4 GiB of its memory; 79.0 GiB can be used."
+        "Together they need about 60% of a GPU's multiprocessors and 40% of its memory bandwidth. About 1 in 100 "
+        "such pairs needs more than 24.4 GiB of its memory; 79.0 GiB can be used. With MPS, each may need up to 1.6 times "
+        "its run time: raise --time."
     )
     mail = render_email(context, parse_config({}))
     for text in (mail.text, mail.html, render_page(context), shown(context)):
@@ -116,6 +117,14 @@ def test_one_change_of_the_gpu_at_a_time(reported: Any, tier_reason: str, is_tol
 @pytest.mark.parametrize("case", ["idle", "failed", "cancelled", "out-of-memory", "never-started", "timeout"])
 def test_a_job_that_went_wrong_or_left_gpus_unused_is_not_told(reported: Any, case: str) -> None:
     assert "can_share" not in rules_of(context_of(reported, case))
+
+
+def test_a_job_that_is_told_to_raise_its_time_limit_is_not_told_to_lower_it(reported: Any) -> None:
+    job = {**reported.contexts["balanced"].job, "time_limit_s": 40 * 3600}
+    assert "limit_far" in rules_of(context_of(reported, packing=None, job=job))
+    said = rules_of(context_of(reported, job=job))
+    assert "can_share" in said
+    assert "limit_far" not in said
 
 
 def test_silent_advice_says_nothing(reported: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from advisor.memory.calibration import Calibration, Margins
 from slurm_hooks.advice.packing_file import PackingFile, usable_packing
+from slurm_hooks.submit.packing_note import note
 from telemetry.store.schema import TABLES
 
 Site = Any  # of conftest.py
@@ -85,6 +86,9 @@ def test_each_user_gets_their_own_families_that_can_share(packed: Site) -> None:
     row = file.rows["tune-#", 1]
     assert row.text.startswith("Pack ")
     assert row.text.endswith("-- CMD {}")
+    *_, command = note(row).splitlines()
+    assert command.startswith("         Use: --array=A-B:")
+    assert command.endswith("-- CMD {}")
     assert "times the work per GPU-hour" in row.text
     assert "times its run time: raise --time." in row.text
     assert 2 * 10_000 < row.need_mib <= 81_920
