@@ -57,8 +57,8 @@ def test_the_advice_is_in_the_mail_on_the_terminal_on_the_page_and_in_json(repor
     assert advice.advice.endswith("Use: almanac-pack --items A-B -- CMD {}")
     assert advice.reason == (
         "Together they need about 60% of a GPU's multiprocessors and 40% of its memory bandwidth. About 1 in 100 "
-        "such pairs needs more than 24.4 GiB of its memory; 79.0 GiB can be used. With MPS, each may need up to 1.6 times "
-        "its run time: raise --time."
+        "such pairs needs more than 24.4 GiB of its memory; 79.0 GiB can be used. With MPS, each may need up to 1.6 "
+        "times its run time: raise --time."
     )
     mail = render_email(context, parse_config({}))
     for text in (mail.text, mail.html, render_page(context), shown(context)):
@@ -196,6 +196,8 @@ def test_a_slice_or_a_tier_that_holds_one_run_only_goes_before_packing(monkeypat
     requested = {
         "large": {"constraints": "large"}, "small": {"constraints": "small"}, "slice": {"gpu_type": "3g.40gb"},
     }  # fmt: skip
-    advices = dict(asked("alice", "tune-1", number, tier, **of) for number, (tier, of) in enumerate(requested.items(), 1))
+    advices = dict(
+        asked("alice", "tune-1", number, tier, **words) for number, (tier, words) in enumerate(requested.items(), 1)
+    )
     found = packing_by_run(advices, pd.DataFrame({"gpu_count": [1]}), trained_stub(), parse_config({"tiers": tiers}), 9)
     assert set(found) == {(1, 1)}
