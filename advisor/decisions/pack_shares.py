@@ -32,6 +32,10 @@ MOST_RUNS = 10
 """A mean of this many runs follows later ones like a moving mean, so that it forgets an older program."""
 MOST_FAILURES = 3
 """Tries in a row without gain that end the search (the paper's early exit)."""
+MOST_PENDING = 4
+"""Shares that concurrent runs try at a time: those that start later learn from what these reach."""
+MOST_HELD = 4
+"""Tries beside the same held shares: a longer job must not take all tries to where its own share is poor."""
 _OPENING_PCT = 50
 _OUTSIDE = STEP_PCT
 
@@ -153,10 +157,15 @@ def next_shares(search: ShareSearch, held: Mapping[int, int] | None = None) -> S
     held = held or {}
     free = (100,) * len(search.jobs)
     best = _with_held(search.best.shares if search.best else free, held)
-    tried = {one.shares for one in search.tries} | set(search.pending)
-    left = search.most_tries - len(search.tries) - len(tried - {one.shares for one in search.tries}) - 1
-    if search.is_done or left < 0:
+    known = {one.shares for one in search.tries}
+    pending = set(search.pending) - known
+    tried = known | pending
+    left = search.most_tries - len(search.tries) - len(pending) - 1
+    if search.is_done or left < 0 or len(pending) >= MOST_PENDING:
         return best
+    beside = [one for one in search.tries if one.is_measured and one.shares == _with_held(one.shares, held)]
+    if held and len(beside) >= MOST_HELD:
+        return min(beside, key=search.value).shares
     if not search.tries:
         return _with_held(free, held)
     if not search.tries[-1].is_measured and search.tries[-1].shares not in search.pending:
@@ -187,8 +196,8 @@ def _with_held(shares: Shares, held: Mapping[int, int]) -> Shares:
 def record(search: ShareSearch, shares: Shares, steps_per_s: Sequence[float | None]) -> ShareSearch:
     """The search after a run. A negative, infinite, or NaN rate counts as not measured; 0 is a standstill.
 
-    Another run with the same shares is no further try: its rates are averaged. Raises ValueError for shares that
-    `next_shares` cannot return.
+    Another run with the same shares is no further try: its rates are averaged. Beyond the most tries, other shares are
+    not recorded: they come about beside held ones. Raises ValueError for shares that `next_shares` cannot return.
     """
     if len(shares) != len(search.jobs) or len(steps_per_s) != len(search.jobs) or not set(shares) <= set(LEVELS):
         raise ValueError(f"{shares} and {len(steps_per_s)} rates do not fit a search over {len(search.jobs)} jobs")
@@ -198,7 +207,7 @@ def record(search: ShareSearch, shares: Shares, steps_per_s: Sequence[float | No
         if known.shares == shares and known.is_measured:
             averaged = _averaged(known, new) if new.is_measured else known
             return replace(search, tries=(*search.tries[:place], averaged, *search.tries[place + 1 :]))
-    return replace(search, tries=(*search.tries, new))
+    return search if len(search.tries) >= search.most_tries else replace(search, tries=(*search.tries, new))
 
 
 def _averaged(known: ShareTry, new: ShareTry) -> ShareTry:
