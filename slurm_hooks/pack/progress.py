@@ -12,12 +12,13 @@ import stat
 from dataclasses import dataclass, field
 
 MOST_BYTES = 256
-MOST_COUNT = 1e18
+MOST_COUNT = 1e30
+"""Floating-point operations of 1,000 GPUs reach 1e24 in a day."""
 LEAST_S, LEAST_STEPS = 60.0, 5.0
 """A rate needs one of both (Gimbal measures a try for 60 s or 5 steps)."""
 STALL_S = 120.0
 """A count that stands for longer than this, and than three usual gaps, counts as a standstill so far."""
-_NUMBER = r"[0-9]{1,18}(?:\.[0-9]{0,9})?(?:[eE]\+?[0-9]{1,2})?"
+_NUMBER = r"[0-9]{1,30}(?:\.[0-9]{0,9})?(?:[eE]\+?[0-9]{1,2})?"
 _LINE = re.compile(rf"(?:[A-Za-z]{{1,20}}[ \t]*[:=]?[ \t]*)?({_NUMBER})(?:[ \t]*/[ \t]*({_NUMBER}))?[ \t]*")
 
 
