@@ -26,6 +26,8 @@ from almanac.names import name_key
 VERSION = 1
 MOST_BYTES = 64 * 1024
 MOST_TRIES = 100
+MOST_CLAIMS = 100
+"""The newest are kept: of 1,000 array tasks, a few claim shares that others may not."""
 LOCK_S = 5.0
 CLAIM_S = 86_400.0
 """A run that has measured nothing for a day is taken for dead, and its shares may be tried again. A claim may be a
@@ -75,13 +77,16 @@ class SearchFile:
     jobs: int
     now_s: Callable[[], float] = time.time
 
-    def change(self, change: Callable[[Saved], tuple[Saved, Found]]) -> Found:
-        """Read, change, and write under the lock; what `change` found. Raises OSError; the file is then as before."""
+    def change(self, change: Callable[[Saved], tuple[Saved, Found]]) -> tuple[Saved, Found]:
+        """Read, change, and write under the lock: what is in the file now, and what `change` found.
+
+        Raises OSError; the file is then as before.
+        """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self.path.with_suffix(".lock")):
             saved, found = change(self.read())
             self._write(saved)
-        return found
+        return saved, found
 
     def read(self) -> Saved:
         """Nothing without a file; its fault if it is not understood. Raises OSError if it cannot be read."""
@@ -90,8 +95,11 @@ class SearchFile:
         except FileNotFoundError:
             return Saved()
         with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise OSError(f"{self.path} is not a regular file")
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("it is not a regular file")
+            if status.st_uid != os.getuid():
+                raise OSError(f"it belongs to another user (uid {status.st_uid})")
             content = file.read(MOST_BYTES + 1)
         try:
             return self._parse(content)
@@ -128,11 +136,12 @@ class SearchFile:
         return tuple(data)
 
     def _write(self, saved: Saved) -> None:
+        newest = sorted(saved.claims.items(), key=lambda claim: claim[1].since_s)[-MOST_CLAIMS:]
         data = {
             "version": VERSION,
             "written_s": self.now_s(),
             "tries": [vars(one) for one in saved.tries],
-            "claims": {run: vars(one) for run, one in saved.claims.items()},
+            "claims": {run: vars(one) for run, one in newest},
         }
         new = self.path.with_suffix(".new")
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -97,8 +97,9 @@ class TaskSearch:
         def claim(saved: Saved) -> tuple[Saved, Shares]:
             others = {run: one for run, one in saved.claims.items() if run != self._owner(slot.gpu)}
             shares = next_shares(self._search(saved, others, found), held)
-            claims = {**others, self._owner(slot.gpu): Claim(shares, self._now_s())}
-            return replace(saved, claims=claims), shares
+            if any(one.shares == shares and one.is_measured for one in saved.tries):
+                return replace(saved, claims=others), shares
+            return replace(saved, claims={**others, self._owner(slot.gpu): Claim(shares, self._now_s())}), shares
 
         shares = self._change(claim)
         return {position: share for position, share in enumerate(shares) if position not in held}
@@ -201,7 +202,7 @@ class TaskSearch:
         """Of the file; of what this run knows by itself, once the file cannot be used."""
         if self._file is not None:
             try:
-                found = self._file.change(lambda saved: self._kept(change, saved))
+                self._saved, found = self._file.change(lambda saved: change(self._read_from(saved)))
             except OSError as error:
                 self._say_once(
                     f"{self._file.path} cannot be used: {error.strerror or error}; the search ends with this run"
@@ -212,11 +213,12 @@ class TaskSearch:
         self._saved, found = change(self._saved)
         return found
 
-    def _kept(self, change: Callable[[Saved], tuple[Saved, Found]], saved: Saved) -> tuple[Saved, Found]:
+    def _read_from(self, saved: Saved) -> Saved:
+        """Content to change. It is remembered unchanged, because the file may turn out not to be writable."""
         if saved.fault:
             self._say_once(saved.fault)
-        self._saved, found = change(replace(saved, fault=""))
-        return self._saved, found
+        self._saved = replace(saved, fault="")
+        return self._saved
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

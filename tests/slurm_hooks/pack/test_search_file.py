@@ -13,7 +13,17 @@ import pytest
 
 from advisor.decisions.pack_shares import ShareTry
 from slurm_hooks.pack import search_file
-from slurm_hooks.pack.search_file import CLAIM_S, KEPT_S, MOST_BYTES, Claim, Saved, SearchFile, file_name, state_folder
+from slurm_hooks.pack.search_file import (
+    CLAIM_S,
+    KEPT_S,
+    MOST_BYTES,
+    MOST_CLAIMS,
+    Claim,
+    Saved,
+    SearchFile,
+    file_name,
+    state_folder,
+)
 
 SAVED = Saved((ShareTry((100, 100), (1.5, None)), ShareTry((50, 100), (1.0, 2.0), 3)), {"7:0": Claim((100, 50), 990.0)})
 
@@ -98,6 +108,22 @@ def test_old_measurements_and_dead_claims_are_dropped(tmp_path: Path) -> None:
     assert made(tmp_path, 1001.0 + KEPT_S).read().tries == ()
     assert "older than 90 days" in made(tmp_path, 1001.0 + KEPT_S).read().fault
     assert made(tmp_path, 900.0).read() == SAVED  # another node's clock is behind
+
+
+def test_a_thousand_runs_at_once_do_not_erase_what_was_measured(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    claims = {f"12345678{number:08x}:0": Claim((50, 100), 500.0 + number % 400) for number in range(1000)}
+    write(file, Saved(SAVED.tries, {"new": Claim((60, 40), 999.0), **claims}))
+    found = file.read()
+    assert (found.tries, found.fault, len(found.claims)) == (SAVED.tries, "", MOST_CLAIMS)
+    assert found.claims["new"] == Claim((60, 40), 999.0)
+
+
+def test_a_file_of_another_user_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(made(tmp_path))
+    monkeypatch.setattr(search_file.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(OSError, match=f"belongs to another user .uid {os.geteuid()}"):
+        made(tmp_path).read()
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

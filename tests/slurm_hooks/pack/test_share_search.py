@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +205,48 @@ def test_a_file_that_cannot_be_used_ends_with_the_run(tmp_path: Path, capfd: pyt
     tried = [bench.run_pair() for _ in range(16)]
     assert tried[-1] == (70, 40)
     assert capfd.readouterr().err.count("the search ends with this run") == 1
+
+
+def test_a_try_that_cannot_be_written_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full when the first try fails: two more are needed to end the search, and not one."""
+    bench = Bench(tmp_path, peaked)
+    bench.run_pair()
+
+    tried = []
+    for _ in range(4):
+        tried.append(tuple(bench.start(position) for position in range(2)))
+        monkeypatch.setattr(SearchFile, "_write", full_disk)
+        bench.pass_time(1)
+        bench.end(1, code=1)
+        bench.end(0)
+    assert tried == [(50, 100)] * 3 + [(100, 100)]
+    said = capfd.readouterr().err
+    assert said.count("No space left on device; the search ends with this run") == 1
+    assert [f"(try {number} of at most 13)" in said for number in (1, 2, 3, 4)] == [True] * 4
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_last_try_is_known_once_the_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, peaked)
+    tried = [bench.run_pair() for _ in range(4)]
+    monkeypatch.setattr(SearchFile, "_write", full_disk)
+    tried += [bench.run_pair() for _ in range(12)]
+    assert len(set(tried)) <= 13
+    assert tried[-3:] == [(70, 40)] * 3
+
+
+def test_only_shares_that_are_tried_are_claimed(tmp_path: Path) -> None:
+    """1,000 array tasks with the best shares must not crowd out the claims of those that try others."""
+    for number in range(16):
+        Bench(tmp_path, peaked, name=str(number)).run_pair()
+    bench = Bench(tmp_path, peaked, name="late")
+    assert (bench.start(0), bench.start(1)) == (70, 40)
+    assert bench.file.read().claims == {}
 
 
 def test_a_broken_file_is_said_once_and_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
