@@ -35,7 +35,8 @@ def check_sharing(app: App) -> Iterator[Check]:
     found = [*_mps(nodes, exposed if is_shared else [], users), *_shard(nodes, exposed if is_shared else [], users)]
     yield from found
     if not found:
-        yield Check(NAME, "ok", f"{listed([node.name for node in nodes], 'node')}: one user at a time, one GPU each")
+        how = "no second user in the last day" if exposed else "one user at a time"
+        yield Check(NAME, "ok", f"{listed([node.name for node in nodes], 'node')}: {how}, one GPU each")
 
 
 def _mps(nodes: Sequence[Node], exposed: Sequence[Node], users: int | None) -> Iterator[Check]:
@@ -77,11 +78,11 @@ def _kinds(gres: str) -> set[str]:
 
 
 def _one_user_partitions(app: App) -> frozenset[str]:
-    """Partitions whose nodes serve one user at a time. Raises AlmanacError."""
+    """Partitions whose nodes serve one user, or one job, at a time. Raises AlmanacError."""
     found = set()
     for line in app.commands(["scontrol", "-o", "show", "partition"]).decode("utf-8", "replace").splitlines():
         name = re.match(r"PartitionName=(\S+)", line)
-        if name and re.search(r"\sExclusiveUser=YES(?:\s|$)", line):
+        if name and re.search(r"\s(?:ExclusiveUser=YES|OverSubscribe=EXCLUSIVE)(?:\s|$)", line):
             found.add(name[1])
     return frozenset(found)
 
@@ -95,7 +96,7 @@ def _users(app: App, nodes: Sequence[Node]) -> int | None:
         text = app.commands(["sacct", "-anXP", "-S", "now-1days", "-o", "User", "-N", names]).decode("utf-8", "replace")
     except AlmanacError:
         return None
-    return len(set(text.split())) or None
+    return len(set(text.split()))
 
 
 def _several(users: int | None) -> str:

@@ -22,7 +22,11 @@ SHARD = "gpu:a100:4(S:0),shard:a100:32(S:0)"
 @pytest.fixture
 def examine(tmp_path: Path) -> Examine:
     def examine(
-        nodes: dict[str, str], users: str | None = "ann\nbob\nann\n", exclusive: str = "NO", release: str = "22.05.8"
+        nodes: dict[str, str],
+        users: str | None = "ann\nbob\nann\n",
+        exclusive: str = "NO",
+        release: str = "22.05.8",
+        oversubscribe: str = "NO",
     ) -> list[Check]:
         rows = [
             {"name": name, "state": ["IDLE"], "partitions": ["gpu"], "gres": gres, "hostname": name}
@@ -30,7 +34,10 @@ def examine(tmp_path: Path) -> Examine:
         ]
         (tmp_path / "nodes").write_text(json.dumps({"nodes": rows}))
         (tmp_path / "users").write_text(users or "")
-        partition = f"PartitionName=gpu AllowGroups=ALL ExclusiveUser={exclusive} GraceTime=0 State=UP"
+        partition = (
+            f"PartitionName=gpu AllowGroups=ALL ExclusiveUser={exclusive} GraceTime=0 OverSubscribe={oversubscribe} "
+            "State=UP"
+        )
         scontrol = (
             f'case "$*" in *partition*) echo "{partition}";; '
             f"*) printf 'ClusterName = x\\nSLURM_VERSION = {release}\\n';; esac"
@@ -60,17 +67,26 @@ def test_mps_of_several_users(examine: Examine) -> None:
     assert check.todo == "set ExclusiveUser=YES on their partitions"
 
 
-@pytest.mark.parametrize(("users", "exclusive"), [("ann\nann\n", "NO"), ("ann\nbob\n", "YES"), (None, "YES")])
-def test_mps_of_one_user_at_a_time_is_in_order(examine: Examine, users: str | None, exclusive: str) -> None:
-    [check] = examine({"n1": MPS}, users, exclusive)
+@pytest.mark.parametrize("users", ["ann\nbob\n", None])
+@pytest.mark.parametrize("setting", [{"exclusive": "YES"}, {"oversubscribe": "EXCLUSIVE"}])
+def test_mps_of_one_user_at_a_time_is_in_order(examine: Examine, users: str | None, setting: dict[str, str]) -> None:
+    [check] = examine({"n1": MPS}, users, **setting)
     assert (check.status, check.said) == ("ok", "1 node (n1): one user at a time, one GPU each")
 
 
-@pytest.mark.parametrize("users", [None, ""])
-def test_without_accounting_several_users_are_assumed(examine: Examine, users: str | None) -> None:
-    [check] = examine({"n1": MPS}, users)
+@pytest.mark.parametrize("users", ["ann\nann\n", ""])
+@pytest.mark.parametrize("oversubscribe", ["NO", "FORCE:4", "YES:4"])
+def test_where_others_may_come_one_user_is_not_promised(examine: Examine, users: str, oversubscribe: str) -> None:
+    [check] = examine({"n1": MPS}, users, oversubscribe=oversubscribe)
+    assert (check.status, check.said) == ("ok", "1 node (n1): no second user in the last day, one GPU each")
+    [check] = examine({"n1": SHARD}, users, oversubscribe=oversubscribe)
+    assert check.said.endswith("one job can take the memory of the same user's other jobs")
+
+
+def test_without_accounting_several_users_are_assumed(examine: Examine) -> None:
+    [check] = examine({"n1": MPS}, None)
     assert "has several users" in check.said
-    [check] = examine({"n1": SHARD}, users)
+    [check] = examine({"n1": SHARD}, None)
     assert check.said.endswith("and several users run there")
 
 
