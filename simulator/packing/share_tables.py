@@ -72,9 +72,26 @@ CONCAVE: dict[str, Callable[[np.random.Generator], Curve]] = {
 """Throughput grows in the own share, ever less, and falls in the other's."""
 
 
+def _planes(rng: np.random.Generator) -> Curve:
+    """The least of six planes: concave in both shares together, so each job's best share depends on the other's."""
+    own_slopes, other_slopes = rng.uniform(-0.2, 0.2, 6) + rng.uniform(0, 0.6, 6), rng.uniform(-0.2, 0.2, 6)
+    heights = rng.uniform(0.2, 1, 6)
+
+    def curve(own: Table, other: Table) -> Table:
+        planes = [h + a * own + b * other for h, a, b in zip(heights, own_slopes, other_slopes, strict=True)]
+        found: Table = np.maximum(0.01, np.minimum.reduce(planes))
+        return found
+
+    return curve
+
+
+JOINTLY_CONCAVE = {"planes": _planes}
+
+
 def concave_tables(kind: str, rng: np.random.Generator) -> tuple[Table, Table]:
     """Steps per second of two jobs of one kind of curve, each with its own parameters."""
-    first, second = CONCAVE[kind](rng), CONCAVE[kind](rng)
+    kinds = {**CONCAVE, **JOINTLY_CONCAVE}
+    first, second = kinds[kind](rng), kinds[kind](rng)
     scale = rng.uniform(1, 100, 2)
     return first(_OWN, _OTHER) * scale[0], second(_OTHER, _OWN) * scale[1]
 
@@ -129,6 +146,15 @@ def _tilted(rng: np.random.Generator) -> Table:
     return found
 
 
+def _ridge(rng: np.random.Generator) -> Table:
+    """The same with a ridge of any steepness, and a peak that may lie between the shares."""
+    matrix = rng.normal(size=(2, 2))
+    curvature = matrix @ matrix.T + 0.05 * np.eye(2)
+    away = 10 * (np.stack([_OWN, _OTHER], axis=-1) - rng.uniform(0.1, 1, 2))
+    found: Table = -np.einsum("ijk,kl,ijl->ij", away, curvature, away)
+    return found
+
+
 SINGLE_PEAK: dict[str, Callable[[np.random.Generator], Table]] = {
     "distances": _distances,
     "bell": _bell,
@@ -137,7 +163,7 @@ SINGLE_PEAK: dict[str, Callable[[np.random.Generator], Table]] = {
     "ordered": _ordered,
 }
 """Values fall strictly on every path along the axes away from the peak."""
-TILTED = {"tilted": _tilted}
+TILTED = {"tilted": _tilted, "ridge": _ridge}
 
 
 def peaked_table(kind: str, rng: np.random.Generator) -> Table:
