@@ -183,10 +183,11 @@ print(*(f"almanac-{name}" for name in names))'); do
 mkdir -p "$WORK"
 install_program
 SITE=$("$FULL$HOME_DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# The manual needs all commands, and so comes before the client loses modules.
+PYTHONPATH="$CLIENT$CODE_DIR:$SITE" "$WORK/tools/bin/python" scripts/manual.py "$WORK/manual"
 trim_program "$SITE"
 write_commands
 export PYTHONPATH="$CLIENT$CODE_DIR:$SITE"
-"$WORK/tools/bin/python" scripts/manual.py "$WORK/manual"
 copy_client_files
 copy_full_files
 copy_manual
