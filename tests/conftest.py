@@ -48,6 +48,7 @@ SLOW = {
     "test_own_reports.py",
     "test_own_safety.py",
     "test_pack_mark.py",
+    "test_pack_mps.py",
     "test_pack_shares.py",
     "test_package.py",
     "test_pack.py",
