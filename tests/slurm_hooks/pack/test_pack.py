@@ -322,7 +322,7 @@ def _has_folder(job: PackJob) -> bool:
 def test_after_kill_9_nothing_is_left(job: PackJob, when: object) -> None:
     assert callable(when)
     job.install_mps()
-    launcher = job.start("--grace=1", "--items=0-1", "--", "sh", "-c", WAITING)
+    launcher = job.start("--grace=30", "--items=0-1", "--", "sh", "-c", WAITING)
     job.wait_for("the point to kill it", lambda: when(job))
     launcher.kill()
     launcher.communicate(timeout=60)
