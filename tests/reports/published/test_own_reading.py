@@ -104,12 +104,15 @@ def test_no_damage_to_a_report_is_more_than_an_error(reported: Any, cut: float, 
 
 
 def test_the_format_is_what_it_was(reported: Any) -> None:
-    """Other keys are another format: raise FORMAT in reports/published/format.py, and say so in docs/own-reports.md."""
+    """Other keys are another format: raise FORMAT in reports/published/format.py, and say so in docs/own-reports.md.
+
+    "packing" is not: readers do without it.
+    """
     line, _, samples = gzip.decompress(pack_report(reported.contexts["balanced"])).partition(b"\n")
     document = json.loads(line)
     assert list(document) == [
-        "almanac", "format", "cluster", "now_s", "job", "metrics", "gpus", "earlier_runs", "ranks", "advice", "tiers",
-        "series",
+        "almanac", "format", "cluster", "now_s", "job", "metrics", "gpus", "earlier_runs", "ranks", "advice", "packing",
+        "tiers", "series",
     ]  # fmt: skip
     advice = {name: sorted(part) for name, part in document["advice"].items() if isinstance(part, dict)}
     assert advice == {

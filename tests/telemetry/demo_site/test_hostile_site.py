@@ -127,7 +127,8 @@ def test_the_record_has_the_columns_of_the_products_history(
 ) -> None:
     store = Store.create(tmp_path / "store")  # type: ignore[operator]
     store.of("c").write("jobs", generate_jobs(SiteShape(days=1, users=6, jobs_per_day=40, nodes_40=4, nodes_80=4)))
-    measured = {"gpu_model", "has_profiling_fault", "coverage_frac", "mean_gpu_util_pct"}
+    measured = {"gpu_model", "has_profiling_fault", "coverage_frac", "mean_gpu_util_pct", "mig_profile"}
+    measured |= {"coverage_sm_active_frac", "coverage_dram_active_frac"}
     measured |= {f"mean_{name}_active_frac" for name in ("sm", "dram", "gr_engine")}
     assert set(load_history(store.of("c")).columns) - set(record[0].columns) == measured
 
