@@ -1,11 +1,11 @@
-"""The jobs that `almanac report` is asked for: those in the store, those that run now, and those that wait."""
+"""The jobs that `almanac report` is asked for: in the store, running, waiting, or known to accounting alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from almanac.errors import AlmanacError, CommandError, FileFormatError, StoreError
 from almanac.units import format_moment, printable
@@ -19,27 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedJobs:
-    """Jobs that ids name. stored: raw ids in the store, in the order named. running, pending: as Slurm has them now."""
+    """Jobs that ids name. stored: raw ids in the store, in the order named. running, pending: as Slurm has them now.
+
+    accounted: rows of the table jobs, of ended jobs that only Slurm's accounting has.
+    """
 
     stored: tuple[int, ...]
     running: tuple[LiveJob, ...] = ()
     pending: tuple[LiveJob, ...] = ()
+    accounted: tuple[Mapping[str, Any], ...] = ()
 
     def newest(self, limit: int) -> NamedJobs:
-        """The last `limit` of those with a report; 0: all. Running jobs are the newest."""
+        """The last `limit` of those with a report; 0: all. Running jobs are the newest, then those just accounted."""
         if limit <= 0:
             return self
         running = self.running[-limit:]
         room = limit - len(running)
-        return NamedJobs(self.stored[-room:] if room else (), running, self.pending)
+        accounted = self.accounted[-room:] if room else ()
+        room -= len(accounted)
+        return NamedJobs(self.stored[-room:] if room else (), running, self.pending, accounted)
 
     def __len__(self) -> int:
-        return len(self.stored) + len(self.running)
+        return len(self.stored) + len(self.running) + len(self.accounted)
 
 
 def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
     """The jobs that are named and that the caller may see; array ids as their tasks. Slurm is asked for those that
-    the store does not have, or not to their end.
+    the store does not have, or not to their end, and its accounting for those that then are still unknown.
 
     Raises StoreError where a text names none: whether another user has such a job is not said.
     """
@@ -49,6 +55,8 @@ def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
     asked = [each for each, ids in zip(wanted, found, strict=True) if _may_be_live(each, ids, rows)]
     live, silence = _live(app, asked)
     absent = [each for each, ids in zip(wanted, found, strict=True) if not ids and not any(map(each.names, live))]
+    accounted = _accounted(app, absent)
+    absent = [each for each in absent if not matching(each, accounted)]
     if absent:
         raise _absent(app, [each.text for each in absent], trouble, silence)
     running = tuple(job for job in live if job.is_running)
@@ -57,6 +65,7 @@ def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
         tuple(job_id for job_id in known if job_id not in {job.job_id for job in running}),
         running,
         tuple(job for job in live if not job.is_running),
+        tuple(accounted),
     )
 
 
@@ -95,6 +104,24 @@ def _live(app: App, wanted: Sequence[Named]) -> tuple[list[LiveJob], str]:
     return [job for job in seen if any(each.names(job) for each in wanted)], ""
 
 
+def _accounted(app: App, wanted: Sequence[Named]) -> list[dict[str, Any]]:
+    """Ended jobs of the caller that only accounting has: jobs without GPUs, and those that ended a moment ago.
+
+    None where it does not answer: the error about unknown jobs then stands.
+    """
+    if not wanted:
+        return []
+    from telemetry.sources.sacct import ended_jobs
+
+    cluster, user = app.cluster_name or app.config.site.cluster, None if app.is_operator else app.caller
+    try:
+        rows = ended_jobs(app.commands, {each.job_id for each in wanted}, cluster, app.now_s(), user)
+    except CommandError:
+        return []
+    named = {job_id for each in wanted for job_id in matching(each, rows)}
+    return [row for row in rows if row["job_id"] in named and user in (None, row["user"])]
+
+
 def _absent(app: App, absent: Sequence[str], trouble: AlmanacError | None, silence: str) -> StoreError:
     """trouble: why there are no ended jobs. silence: why Slurm could not be asked for others."""
     if trouble is None:
@@ -110,12 +137,30 @@ def _absent(app: App, absent: Sequence[str], trouble: AlmanacError | None, silen
 def contexts_of(app: App, jobs: NamedJobs) -> tuple[list[JobContext], AlmanacError | None]:
     """The reports' contexts, and why those of the running jobs are missing. Raises that error if it leaves none."""
     found = app.caller_jobs.contexts(jobs.stored) if jobs.stored else []
+    found += [_accounted_context(app, row) for row in jobs.accounted]
     try:
         return [*found, *_running_contexts(app, jobs.running)], None
     except AlmanacError as error:
         if not found:
             raise
         return found, error
+
+
+def _accounted_context(app: App, row: Mapping[str, Any]) -> JobContext:
+    from reports.job.context import JobContext
+    from reports.job.rows import JobRow
+
+    return JobContext(
+        cluster=app.cluster_name or app.config.site.cluster,
+        now_s=app.now_s(),
+        job=cast(JobRow, {**dict.fromkeys(JobRow.__annotations__), **row}),
+        metrics={},
+        gpus=(),
+        series=None,
+        ranks={},
+        advice=None,
+        tiers=app.config.tiers,
+    )
 
 
 def _running_contexts(app: App, jobs: Sequence[LiveJob]) -> list[JobContext]:

@@ -39,20 +39,22 @@ _JOBS = (
     "gpu_count_req", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s", "array_job_id", "array_task_id",
     "het_job_id", "het_offset", "state", "elapsed_s", "jobstats_hbm_peak_mib", "jobstats_hbm_total_mib",
     "jobstats_gpu_util_pct", "cpu_time_s", "host_mem_alloc_mib", "host_mem_peak_mib", "host_mem_task_peak_mib",
-    "is_packed",
+    "is_packed", "exit_code", "exit_signal",
 )  # fmt: skip
-_OF_HOST = {
+_OF_ACCOUNTING = {
     "cpu_time_s": "j.cpu_time_s",
     # The CPUs that it was given: those it asked for can be fewer.
     "cpu_use_frac": "(j.cpu_time_s / nullif(j.cpu_count * coalesce(j.elapsed_s, j.end_s - j.start_s), 0))::DOUBLE",
     **{f"host_mem_{part}_mib": f"j.host_mem_{part}_mib" for part in ("alloc", "peak", "task_peak")},
+    "exit_code": "j.exit_code",
+    "exit_signal": "j.exit_signal",
 }
-"""What a job did with CPUs and host memory, which sacct knows of ended jobs."""
-_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_HOST}
+"""How a job ended, and its use of CPUs and host memory: sacct knows them of ended jobs."""
+_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_ACCOUNTING}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
 _SPECIAL = {
-    **_OF_HOST,
+    **_OF_ACCOUNTING,
     "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
          WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
@@ -112,7 +114,9 @@ def _history_schema() -> pa.Schema:
         "job": pa.string(),
     }
     rest = [name for name in JOB_METRICS.names if name not in _BASE]
-    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_HOST, "job")])
+    return pa.schema(
+        [(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_ACCOUNTING, "job")]
+    )
 
 
 HISTORY = _history_schema()

@@ -189,7 +189,7 @@ def _busy(values: Mapping[str, Fact]) -> str:
 
 def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> dict[str, str]:
     metrics, advice = context.metrics, context.advice
-    gpus = context.gpu_count
+    gpus, ended = context.gpu_count, _exit(context.job["exit_code"], context.job["exit_signal"])
     words = {
         **_use_words(context),
         "gpus": format_count(gpus),
@@ -203,7 +203,8 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "limit": _span(values["limit_s"]),
         "of_limit": f" of {_span(limit_s)}" if (limit_s := values["limit_s"]) else "",
         "limit_option": _limit_option(values["limit_next_s"]),
-        "exit": _exit(context.job["exit_code"], context.job["exit_signal"]),
+        "exit": f" ({ended})" if ended else "",
+        "exit_short": ended,
         "coverage": percent(values["coverage"]),
         "util": _number(values["util_pct"], "{:.0f}%"),
         "cpu_share": percent(values["cpu_share"]),
@@ -303,8 +304,8 @@ def _limit_option(limit_s: Fact) -> str:
 
 def _exit(code: int | None, signal: int | None) -> str:
     if signal:
-        return f" (signal {signal})"
-    return f" (exit code {code})" if code else ""
+        return f"signal {signal}"
+    return f"exit code {code}" if code else ""
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:

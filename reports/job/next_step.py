@@ -20,7 +20,8 @@ from reports.job.site_choices import SiteChoices
 from telemetry.job_selection import History, plain_rows
 
 COLUMNS = (
-    "user", "name_key", "state", "start_s", "end_s", "elapsed_s", "time_limit_s", "gpu_count", "verdict",
+    "user", "name_key", "state", "exit_code", "exit_signal", "start_s", "end_s", "elapsed_s", "time_limit_s",
+    "gpu_count", "verdict",
     "coverage_frac", "has_profiling_fault", "gpus_seen", "idle_gpus", "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "is_preallocated", "hbm_peak_mib",
     "hbm_peak_frac", "hbm_max_mib", "hbm_capacity_mib", "main_pipe", "job_class", "mean_dram_active_frac",
@@ -90,4 +91,4 @@ def _family_peaks(rows: Sequence[Row], history: History, since_s: int) -> dict[F
 def _short(facts: Facts) -> str:
     found = [rule for rule in first_of_topics(facts.rules.rules, facts.values) if rule.short]
     found.sort(key=lambda rule: not rule.advice)
-    return found[0].short.format_map(facts.words) if found else ""
+    return next((text for rule in found if (text := rule.short.format_map(facts.words))), "")

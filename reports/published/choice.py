@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from telemetry.attribution.runs import IS_SUMMARIZED
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES
 
-_SQL = """
+_SQL = f"""
 WITH ended AS MATERIALIZED (
   SELECT j."user" AS "user", j.job_id, j.submit_s, j.start_s, j.end_s, j.array_job_id, j.array_task_id,
-         j.gpu_count, greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpus, hash(j) AS job_hash
+         j.gpu_count, greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) AS gpus, hash(j) AS job_hash,
+         {IS_SUMMARIZED} AS is_summarized
   FROM jobs j
   WHERE j.end_s >= $since_s AND j."user" IS NOT NULL AND coalesce(j.state, '') NOT IN ('REQUEUED', 'RESIZING')
     AND greatest(coalesce(j.gpu_count, 0), coalesce(j.gpu_count_req, 0)) > 0
   QUALIFY row_number() OVER (PARTITION BY j."user" ORDER BY j.end_s DESC, j.job_id DESC, j.submit_s DESC) <= $most
 )
 SELECT e."user", e.job_id, e.submit_s, e.end_s, e.array_job_id, e.array_task_id, e.gpu_count, e.gpus,
-       lower(to_hex(hash(e.job_hash, m.metrics_hash))), m.metrics_hash IS NOT NULL OR e.start_s IS NULL
+       lower(to_hex(hash(e.job_hash, m.metrics_hash))), m.metrics_hash IS NOT NULL OR NOT e.is_summarized
 FROM ended e LEFT JOIN (SELECT r.job_id, r.submit_s, hash(r) AS metrics_hash
                         FROM job_metrics r SEMI JOIN ended USING (job_id, submit_s)) m USING (job_id, submit_s)
 ORDER BY e."user", e.end_s, e.job_id, e.submit_s

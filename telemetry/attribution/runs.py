@@ -19,6 +19,8 @@ from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import StaleRun
 
 OVERTIME_S = 3600
+IS_SUMMARIZED = "coalesce(gpu_count > 0 AND start_s < end_s, false)"
+"""SQL over jobs: the ended runs that get a row in job_metrics. `load_runs` leaves out the others."""
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition", "time_limit_s",
 )  # fmt: skip

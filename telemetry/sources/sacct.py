@@ -20,13 +20,14 @@ from almanac.errors import CommandError, SourceError
 from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
+from almanac.units import DAY_S
 from telemetry.slurm.commands import Runner
 from telemetry.sources.base import RowBatch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
 from telemetry.sources.sacct_json import JobText, parse_json
 from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
 from telemetry.sources.sacct_steps import Run, parse_steps
-from telemetry.sources.sacct_text import columns, parse_text
+from telemetry.sources.sacct_text import COLUMNS, columns, parse_text
 from telemetry.sources.sacct_usage import StepUse, with_use
 from telemetry.store.schema import JOBS, STEPS
 
@@ -227,6 +228,23 @@ def probe_accounting(commands: Runner) -> AccountingStatus:
         jobs_last_day=len(jobs.split()),
         tracks_gpus=None if tracked is None else "gres/gpu" in tracked.lower().split(","),
     )
+
+
+def ended_jobs(
+    commands: Runner, job_ids: Collection[int], cluster: str, now_s: int, user: str | None = None
+) -> list[dict[str, Any]]:
+    """Rows of the table jobs, without names: the newest ended runs of these jobs and arrays, in the order of their ids.
+
+    cluster: "" stands for the local one. user: only this user's. Raises CommandError.
+    """
+    delimiter, ids = random_delimiter(), ",".join(map(str, sorted(set(job_ids))))
+    query = ["sacct", "-X", "-n", "-P", "-j", ids, f"--delimiter={delimiter}", "-o", ",".join(COLUMNS)]
+    query += ["-a"] if user is None else ["-u", user]
+    text = commands(query + (["-M", cluster] if cluster else []))
+    named = cluster or text.split(delimiter.encode(), 1)[0].decode("utf-8", "replace")
+    rows = parse_text(text, delimiter, COLUMNS, named, now_s + DAY_S, Counts())
+    newest = {row["job_id"]: row for row in sorted(rows, key=lambda row: int(row["submit_s"]))}
+    return [newest[job_id] for job_id in sorted(newest) if newest[job_id]["end_s"] is not None]
 
 
 def known_clusters(commands: Runner) -> list[str] | None:

@@ -69,7 +69,7 @@ def _text(row: dict[str, Any]) -> dict[str, str]:
         "Start": str(row["start_s"] or "Unknown"), "End": str(row["end_s"] or "Unknown"),
         "ElapsedRaw": str(row["elapsed_s"] or 0), "TimelimitRaw": "240", "NNodes": "1", "NodeList": row["node"],
         "ReqCPUS": "8", "AllocCPUS": "8", "ReqTRES": tres, "AllocTRES": tres if row["start_s"] else "",
-        "Constraints": "gpu&hbm80g", "ExitCode": "0:0",
+        "Constraints": "gpu&hbm80g", "ExitCode": f"{row.get('exit_code', 0)}:0",
     }  # fmt: skip
 
 

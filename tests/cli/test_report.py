@@ -216,7 +216,7 @@ def test_the_forms(folder: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["20", "--json"], obj=app, catch_exceptions=False)
     assert [report["shown_id"] for report in json.loads(done.output)] == ["20_0", "20_1", "20_3"]
     shown = CliRunner().invoke(command, ["10"], obj=app, catch_exceptions=False)
-    assert "We have no measurements of this job's GPUs" in " ".join(shown.output.split())
+    assert "Not measured yet: try again in half an hour" in " ".join(shown.output.split())
 
 
 def test_a_page_replaces_a_link_and_is_not_for_everybody(folder: str, tmp_path: Path) -> None:

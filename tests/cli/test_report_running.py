@@ -12,6 +12,7 @@ from typing import Any
 import click.testing
 import pyarrow as pa
 import pytest
+from fake_accounting import Accounting, job
 
 from almanac.config import Config, Hooks, StoreSection
 from almanac.config import Prometheus as PrometheusSection
@@ -52,7 +53,18 @@ QUEUE = [
 ]  # fmt: skip
 
 
+ENDED = [
+    job(90, NOW_S - 60, user="alice", gpu_count=0), job(91, NOW_S - 60, 0, user="alice", state="FAILED", exit_code=127),
+    job(93, NOW_S - 60, user="alice"), job(93, NOW_S - 10**8, user="alice", state="TIMEOUT"),
+    job(94, NOW_S - 60, user="mallory"),
+]  # fmt: skip
+"""What accounting has of jobs that nobody else knows. Job 94 is another user's, and 93's number was used before."""
+
+
 def squeue(argv: Sequence[str]) -> bytes:
+    if argv[0] == "sacct":
+        assert argv[argv.index("-u") + 1] == "alice"
+        return Accounting(lambda: NOW_S, ENDED)(argv)
     assert argv[:2] == ["squeue", "-a"] and "--json" in argv
     return json.dumps({"jobs": QUEUE}).encode()
 
@@ -172,6 +184,28 @@ def test_where_slurm_does_not_answer_an_unknown_job_says_so(store: Path) -> None
     done = run(app_of(store, Reader, runner=silent), "99")
     assert isinstance(done.exception, StoreError) and "squeue timed out" in done.exception.hint
     assert "no such job of yours in the store: 99" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("90", "had no GPU, so there is nothing to report"),
+        ("91", "failed after 0 s (exit code 127)"),
+        ("93", "not there yet: try again"),
+    ],
+)
+def test_an_ended_job_that_only_accounting_has_is_no_unknown_job(store: Path, text: str, said: str) -> None:
+    for kind in (User, Reader):
+        done = run(app_of(store, kind), text)
+        assert done.exit_code == 0 and said in " ".join(done.output.replace("│", " ").split())
+    [shown] = json.loads(run(app_of(store), text, "--json").output)
+    assert (shown["job"]["job_id"], shown["still_running"]) == (int(text), False)
+
+
+def test_accounting_gives_nobody_anothers_job(store: Path) -> None:
+    assert isinstance(run(app_of(store), "94").exception, StoreError)
+    done = run(app_of(store, Reader), "11,90,94")
+    assert "no such job of yours in the store: 94" in str(done.exception)
 
 
 def test_a_job_that_has_just_started_has_no_figures_yet(store: Path) -> None:

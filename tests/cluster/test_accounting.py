@@ -18,7 +18,7 @@ from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm.options import environment_options, parse_options, parse_script
 from telemetry.slurm.sbatch import merge, to_request
 from telemetry.sources.bindings import PrologSource, SqueueSource
-from telemetry.sources.sacct import SacctSource, probe_accounting
+from telemetry.sources.sacct import SacctSource, ended_jobs, probe_accounting
 from telemetry.sources.sacct_text import COLUMNS
 from telemetry.store.store import Store
 
@@ -75,6 +75,17 @@ def test_a_name_and_a_comment_that_forge_rows_forge_nothing(cluster: Cluster) ->
     rows = {row["job_id"]: row for row in batch.rows.to_pylist()}
     assert 999999 not in rows
     assert (rows[job]["name"], rows[job]["user"]) == (forged, "alice")
+
+
+def test_an_ended_job_is_found_by_its_number_and_only_by_its_owner(cluster: Cluster) -> None:
+    job = cluster.lab.sbatch("alice", script="#!/bin/sh\nno-such-command\n")
+    assert cluster.lab.wait_for_jobs(job) == {job: "FAILED"}
+    wait_until_listed(cluster, job)
+    for user in ("alice", None):
+        for name in ("", cluster.lab.cluster):
+            [row] = ended_jobs(commands(cluster), {job, 99_999_999}, name, int(time.time()), user)
+            assert (row["job_id"], row["state"], row["exit_code"], row["gpu_count"]) == (job, "FAILED", 127, 0)
+    assert ended_jobs(commands(cluster), {job}, "", int(time.time()), "bob") == []
 
 
 def test_each_run_of_a_requeued_job_is_kept(cluster: Cluster, tmp_path: Path) -> None:

@@ -89,6 +89,16 @@ def test_alice_is_still_advised_while_25_of_her_jobs_wait(walked: DockerSite) ->
 
 
 @docker_only
+def test_alice_hears_of_a_job_that_no_list_has(walked: DockerSite) -> None:
+    job = walked.sbatch("alice", "-J", "cpu-only", script="#!/bin/sh\nno-such-command\n")
+    walked.wait_for(job, "FAILED")
+    walked.wait_for_accounting(job)
+    shown = walked.run("login", "alice", "almanac", "report", str(job)).stdout
+    assert "This job had no GPU" in shown and "FAILED" in shown
+    assert walked.run("login", "bob", "almanac", "report", str(job), check=False).rc != 0
+
+
+@docker_only
 def test_what_alice_is_told_is_hers_alone(walked: DockerSite) -> None:
     assert "train-bert" in walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4").stdout
     bob = walked.run("login", "bob", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", check=False)

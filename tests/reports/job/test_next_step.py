@@ -19,7 +19,7 @@ from telemetry.job_selection import plain_rows
 STEPS = {
     "balanced": "try hbm40g", "idle": "use 1 GPU", "no-telemetry": "shorter --time", "half": "try hbm40g",
     "out-of-memory": "cut memory use", "64-gpus": "try hbm40g", "cancelled": "try hbm40g", "requeued": "try hbm40g",
-    "array-task": "raise GPU use", "failed": "-", "timeout": "longer --time", "reserved": "measure memory",
+    "array-task": "raise GPU use", "failed": "exit code 2", "timeout": "longer --time", "reserved": "measure memory",
 }  # fmt: skip
 
 
@@ -40,13 +40,9 @@ def test_a_row_says_what_its_report_says_first(reported: Any, rows: dict[int, di
     assert {case: found[case] for case in STEPS} == STEPS
     for case, context in known.items():
         facts = facts_of(dataclasses.replace(context, advice=None))
-        shorts = [
-            rule
-            for rule in first_of_topics(packaged().rules, facts.values | {"tier_reason": "no evidence"})
-            if rule.short
-        ]
-        shorts.sort(key=lambda rule: not rule.advice)
-        assert found[case] == (shorts[0].short.format_map(facts.words) if shorts else "-"), case
+        rules = first_of_topics(packaged().rules, facts.values | {"tier_reason": "no evidence"})
+        shorts = [rule.short.format_map(facts.words) for rule in sorted(rules, key=lambda rule: not rule.advice)]
+        assert found[case] == next(filter(None, shorts), "-"), case
         assert rows[context.job_id]["job"] == context.shown_id
 
 

@@ -8,14 +8,16 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from publisher import CLUSTER, NAMES, Publisher
 from rich.console import Console
 
-from almanac.config import Reports
+from almanac.config import Config, Reports
 from almanac.errors import StoreError
 from reports.job.context import JobContext
 from reports.job.report import render_email, render_page, to_json
@@ -24,6 +26,9 @@ from reports.published.choice import Chosen, newest_runs
 from reports.published.folder import MANIFEST
 from reports.published.format import FORMAT, MAX_FILE_BYTES, pack_report, unpack_report
 from telemetry.history import HISTORY, load_history_table
+from telemetry.metrics.summary import summarize
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 DAY_S = 86_400
 CASES = {
@@ -122,6 +127,30 @@ def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> N
     root = str(publisher.reported.store.root)
     said = subprocess.run([sys.executable, "-c", program, root], capture_output=True, text=True, check=True).stdout
     assert said.split() == [run.digest for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("run", "is_ready"),
+    [
+        ({"start_s": 200, "gpu_count": 1}, False),  # waits for its metrics
+        ({"start_s": 900, "gpu_count": 1}, True),  # ended at once
+        ({"start_s": 900, "end_s": 899, "gpu_count": 1}, True),
+        ({"start_s": 200, "gpu_count": 0}, True),  # asked for a GPU and got none
+        ({"start_s": 200, "gpu_count": None}, True),
+        ({"start_s": None, "gpu_count": None}, True),
+    ],
+)
+def test_a_run_that_never_gets_metrics_does_not_wait_for_them(
+    tmp_path: Path, run: dict[str, Any], is_ready: bool
+) -> None:
+    row = {"job_id": 1, "submit_s": 100, "end_s": 900, "user": "ann", "gpu_count_req": 1, "state": "FAILED", **run}
+    store = Store.create(tmp_path).of("c")
+    store.write("jobs", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    [chosen] = newest_runs(store, 0, 9)["ann"]
+    assert chosen.is_ready is is_ready
+    summarize(store, Config(), 0, 1000)
+    [chosen] = newest_runs(store, 0, 9)["ann"]
+    assert chosen.is_ready  # the rule is the summary's own
 
 
 def test_only_the_newest_jobs_are_kept(publisher: Publisher) -> None:
