@@ -72,9 +72,13 @@ class BoundedSession(requests.Session):
         except TimeoutError as error:
             raise requests.Timeout(str(error)) from error
 
+    def resolve_redirects(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Follow none: requests would first read a redirect's body, however long it is."""
+        return iter(())
+
     def _followed(self, method: str, url: str, **kwargs: Any) -> requests.Response:
         for _ in range(MOST_REDIRECTS):
-            response = super().request(method, url, allow_redirects=False, stream=True, **kwargs)
+            response = super().request(method, url, stream=True, **kwargs)
             target = urljoin(url, self.get_redirect_target(response) or url)
             if target == url or self.should_strip_auth(url, target):  # type: ignore[no-untyped-call]
                 return response

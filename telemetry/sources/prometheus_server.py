@@ -55,8 +55,8 @@ _CAUSES = re.compile(
 )
 
 
-class TooMuchError(Exception):
-    """The server refuses the amount of a query, not the query: ask for less."""
+class TooMuchError(ServerError):
+    """The server refuses the amount of a query, or its answer is too large: ask for less."""
 
 
 class _TroubleError(Exception):
