@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from almanac.trusted_file import require_trusted
-
 LINGER_S = 1.0
 """How long a program that has ended may keep its output open through what it started (ssh's ControlPersist does)."""
 AFTER_KILL_S = 5.0
@@ -59,6 +57,8 @@ def run(
     end_s = time.monotonic() + timeout_s
     program = shutil.which(argv[0], path=(os.environ if env is None else env).get("PATH"))
     if program and os.geteuid() == 0:
+        from almanac.trusted_file import require_trusted  # late: a user's sinfo at submission does not need it
+
         require_trusted(program)
     output = subprocess.DEVNULL if see_error else subprocess.PIPE
     with _stdin(stdin) as source, subprocess.Popen(

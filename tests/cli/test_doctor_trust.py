@@ -15,6 +15,7 @@ from almanac.errors import ConfigError
 from cli.app import App
 from cli.doctor.trust import check_trust
 from cli.main import cli
+from slurm_hooks.submit.sbatch_almanac import configured
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -92,6 +93,14 @@ def test_root_obeys_no_such_configuration_and_starts_no_such_program(
         assert f"FAIL  configuration: {config} belongs to" in CliRunner().invoke(cli, argv).output
     with pytest.raises(ConfigError, match=r"almanac\.toml belongs to"):
         _ = App().config
+
+
+@pytest.mark.parametrize("spoiled", ["almanac.toml", "."])
+def test_a_submission_of_root_goes_on_without_such_a_configuration(config: Path, spoiled: str) -> None:
+    environ = {"ALMANAC_CONFIG": str(config)}
+    assert configured(environ, "slurm", "bin_dir") == str(config.parent / "bin")
+    (config.parent / spoiled).chmod(0o777)
+    assert configured(environ, "slurm", "bin_dir") == ""
 
 
 def test_a_configuration_that_others_can_write_makes_no_operators(

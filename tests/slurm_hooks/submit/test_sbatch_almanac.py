@@ -544,20 +544,6 @@ class TestFindingSbatch:
         expected = "" if os.geteuid() == 0 else "/home/alice/bin"
         assert configured({"ALMANAC_CONFIG": str(config)}, "slurm", "bin_dir") == expected
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-    @pytest.mark.parametrize("spoiled", ["almanac.toml", "."])
-    def test_root_ignores_a_configuration_that_others_can_write_and_submits(
-        self, bench: Bench, tmp_path: Path, spoiled: str
-    ) -> None:
-        folder = tmp_path / "site"
-        folder.mkdir()
-        (folder / "almanac.toml").write_text(f'[slurm]\nbin_dir = "{bench.sbatch.parent}"\n')
-        environ = {"ALMANAC_CONFIG": str(folder / "almanac.toml")}
-        assert configured(environ, "slurm", "bin_dir") == str(bench.sbatch.parent)
-        (folder / spoiled).chmod(0o777)
-        assert configured(environ, "slurm", "bin_dir") == ""
-        assert bench.run("a", **environ).returncode == 7
-
     def test_none_at_all(self, bench: Bench) -> None:
         config = Path(bench.environ["ALMANAC_CONFIG"])
         config.write_text('[slurm]\nbin_dir = "/nonexistent"\n')
