@@ -56,10 +56,10 @@ def run(
     """
     end_s = time.monotonic() + timeout_s
     program = shutil.which(argv[0], path=(os.environ if env is None else env).get("PATH"))
-    if program and os.geteuid() == 0:
+    if os.geteuid() == 0:
         from almanac.trusted_file import require_trusted  # late: a user's sinfo at submission does not need it
 
-        require_trusted(program)
+        require_trusted(program or argv[0])
     output = subprocess.DEVNULL if see_error else subprocess.PIPE
     with _stdin(stdin) as source, subprocess.Popen(
         argv, executable=program, stdin=source, stdout=output, stderr=subprocess.PIPE, env=env, start_new_session=True

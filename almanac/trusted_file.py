@@ -19,7 +19,8 @@ from pathlib import Path
 from almanac.errors import ConfigError
 
 SLURM_CONFS = (
-    "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/run/slurm/conf/slurm.conf",
+    "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf",
+    "/usr/local/slurm/etc/slurm.conf", "/run/slurm/conf/slurm.conf",
 )  # fmt: skip
 _MOST_LINKS = 40
 _MOST_CONF_BYTES = 4 << 20
@@ -140,9 +141,10 @@ def _name(uid: int) -> str:
 
 @functools.cache
 def slurm_owners() -> frozenset[int]:
-    """SlurmUser, and the owner of this host's slurm.conf: slurmd obeys that file as root. Empty without one.
+    """SlurmUser, and the owner of this host's slurm.conf: slurmd obeys that file as root. Without one, the user slurm.
 
-    $SLURM_CONF counts only if root alone can change that file: sudo may have kept the variable of another user.
+    $SLURM_CONF counts only if root alone can change that file: sudo may have kept the variable of another user. A
+    slurm.conf that group or others can write to makes nobody an owner.
     """
     named = os.environ.get("SLURM_CONF", "")
     for place in (*([named] if named and _is_roots(Path(named)) else []), *SLURM_CONFS):
@@ -155,7 +157,7 @@ def slurm_owners() -> frozenset[int]:
             return frozenset()
         found = _SLURM_USER.findall(text)
         return frozenset({about.st_uid, *_uid_of(found[-1] if found else "root")})
-    return frozenset()
+    return _uid_of("slurm")
 
 
 def _is_roots(path: Path) -> bool:
