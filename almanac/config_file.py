@@ -22,8 +22,10 @@ from almanac.link_config import MOST_LINKS, check_link, check_page
 from almanac.mig import compute_slices
 from almanac.slices import real_capacities
 from almanac.submit_config import MAX_COMPUTE_SLICES
+from almanac.trusted_file import read_trusted
 from almanac.units import printable
 
+_MOST_BYTES = 4 << 20
 _MOST = 2**53
 """Above this a float does not hold every integer; NaN and infinity are no numbers either."""
 _SET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -63,11 +65,15 @@ def _is_file(path: Path) -> bool:
 
 
 def load_config(path: Path | None) -> Config:
-    """The configuration of a file, or the defaults. Raises ConfigError naming file, key and remedy."""
+    """The configuration of a file, or the defaults. Raises ConfigError naming file, key and remedy.
+
+    Root refuses a file that others can change: it names programs to run.
+    """
     if path is None:
         return Config()
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"))
+        text = read_trusted(path, (), _MOST_BYTES, is_strict=False)
+        data = tomllib.loads(text.removeprefix("\ufeff"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "make the file readable, in UTF-8") from error
     except RecursionError as error:

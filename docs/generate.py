@@ -31,7 +31,8 @@ def configuration() -> str:
         NOTE,
         "almanac reads one TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
         "`~/.config/almanac/config.toml`. Every key has a default. An unknown key is an error, which names the nearest "
-        "valid key. [Glossary](glossary.md).\n",
+        "valid key. Root uses only a file that [no other user can change](admin.md#files-that-root-trusts). "
+        "[Glossary](glossary.md).\n",
     ]
     for section in dataclasses.fields(Config):
         if dataclasses.is_dataclass(section.default):

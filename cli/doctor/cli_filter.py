@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from almanac import bounded
 from almanac.errors import AlmanacError
 from almanac.units import DAY_S, format_count, format_duration, printable
 from cli.app import App
@@ -119,11 +119,10 @@ def _this_host(app: App) -> HostCheck:
     bin_dir = app.config.slurm.bin_dir
     path = ":".join(filter(None, (bin_dir, os.environ.get("PATH", os.defpath))))
     said = ""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        said = subprocess.run(
-            ["/bin/sh", str(_script())], env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, text=True, errors="replace", timeout=_TIMEOUT_S, check=False,
-        ).stdout  # fmt: skip
+    with contextlib.suppress(OSError, ValueError):
+        argv, env = ["/bin/sh", str(_script())], {**os.environ, "PATH": path}
+        done = bounded.run(argv, timeout_s=_TIMEOUT_S, most_bytes=1 << 20, env=env)
+        said = done.stdout.decode("utf-8", "replace")
     if match := _LINE.fullmatch(said):
         return HostCheck(match[1], cast(HostStatus, match[2]), int(match[3]))
     return HostCheck(os.uname().nodename.partition(".")[0], "unknown", app.now_s())

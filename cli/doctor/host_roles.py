@@ -18,6 +18,7 @@ from cli.doctor.advice_files import check_sched
 from cli.doctor.cli_filter import check_node
 from cli.doctor.findings import Check, Probe, run_probes
 from cli.doctor.priority import check_priority
+from cli.doctor.trust import check_trust
 
 COPY = "check almanac-copy.timer (journalctl -u almanac-copy), and almanac-publish.timer on almanac's host"
 
@@ -26,6 +27,7 @@ def check_configuration(app: App) -> Iterator[Check]:
     """Raises ConfigError if the file cannot be used."""
     path, _ = find_config(app.config_path), app.config
     yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
+    yield from check_trust(app)
 
 
 def check_job_submit(app: App) -> Iterator[Check]:

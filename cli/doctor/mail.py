@@ -43,15 +43,15 @@ def check_mail(app: App) -> Iterator[Check]:
 def _check_server(app: App) -> Iterator[Check]:
     from smtplib import SMTPException
 
-    from reports.mail.delivery import connect_smtp, reply_of, secrets_of
+    from reports.mail.delivery import connect_smtp, hang_up, reply_of, secrets_of
     from reports.mail.message import sender_of
 
     config = app.config.mail
     where = f"{config.server}:{config.port}"
     try:
         sender = sender_of(config)
-        with connect_smtp(config):
-            yield Check(NAME, "ok", f"{where} answers ({config.security}); mail is sent from {sender}")
+        hang_up(connect_smtp(config), config)
+        yield Check(NAME, "ok", f"{where} answers ({config.security}); mail is sent from {sender}")
     except AlmanacError as error:
         yield Check(NAME, "fail", str(error), error.hint)
     except (OSError, SMTPException, ValueError) as error:  # ValueError: a host name or password that cannot be sent

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from almanac.errors import AlmanacError
+from almanac.trusted_file import trust_fault
 from almanac.units import format_count, listed, printable
 from cli.app import App
 from cli.doctor.findings import Check
@@ -73,9 +74,8 @@ def _check_command(app: App) -> Check:
         return Check(ADDRESSES, "fail", f"{program}: {error.strerror}", "correct mail.address_command")
     if not stat.S_ISREG(about.st_mode) or not os.access(program, os.X_OK):
         return Check(ADDRESSES, "fail", f"{program} is not a program that can run", f"chmod 755 {program}")
-    if about.st_uid != 0 or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        said = f"{program} has uid {about.st_uid} and mode {stat.S_IMODE(about.st_mode):04o}: others can change it"
-        return Check(ADDRESSES, "fail", said, f"chown root {program}; chmod 755 {program}")
+    if fault := trust_fault(program):
+        return Check(ADDRESSES, "fail", str(fault), fault.hint)
     try:
         address = AddressBook(app.config.mail).address(app.caller)
     except AlmanacError as error:

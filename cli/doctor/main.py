@@ -27,6 +27,7 @@ from cli.doctor.placement import check_placement
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
+from cli.doctor.trust import check_trust
 from cli.output import json_text
 
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
@@ -86,6 +87,7 @@ def check_config(app: App) -> Iterator[Check]:
     path = find_config(app.config_path)
     tiers = app.config.tiers
     yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
+    yield from check_trust(app)
     if not tiers:
         yield Check(
             "memory tiers", "warn", "none is configured: no tier is advised", "describe each one in a [[tiers]] table"

@@ -6,19 +6,14 @@ never given to the command.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
-import signal
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from almanac.addresses import address_of, is_address
+from almanac.bounded import run
 from almanac.config import Mail
-from almanac.errors import SourceError
+from almanac.errors import ConfigError, SourceError
 from almanac.trusted_file import read_trusted
 from almanac.units import printable
 
@@ -92,6 +87,8 @@ class AddressBook:
             raise AddressError(f"mail.address_command: {program} gave no answer {MOST_FAILURES} times in a row", hint)
         try:
             answer = _answer([*self.config.address_command, user], self.timeout_s)
+        except ConfigError as error:
+            raise AddressError(f"mail.address_command: {error}", error.hint) from error
         except (OSError, ValueError) as error:
             # An exit code can be about this user alone. It costs no time, and must not hold up the others.
             self._failures += isinstance(error, OSError)
@@ -111,6 +108,8 @@ def read_map(path: Path) -> dict[str, str]:
     """
     try:
         text = read_trusted(path, (), MOST_MAP_BYTES)
+    except ConfigError as error:
+        raise AddressError(f"mail.address_map: {error}", error.hint) from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         todo = f"make it readable for the user of the timer, owned by root, with mode 0640: {path}"
@@ -128,40 +127,10 @@ def read_map(path: Path) -> dict[str, str]:
 def _answer(argv: Sequence[str], timeout_s: float) -> str:
     """What the program printed, one line; "" if it printed nothing. Ends it and its children.
 
-    Raises OSError if it cannot start or takes too long, and ValueError if it fails or prints too much.
+    Raises OSError if it cannot start or takes too long, ConfigError if root must not run it, and ValueError if it fails
+    or prints too much.
     """
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        content = _output(process, time.monotonic() + timeout_s, timeout_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
-    return content.decode("ascii", "backslashreplace").strip()
-
-
-def _output(process: subprocess.Popen[bytes], end_s: float, timeout_s: float) -> bytes:
-    assert process.stdout is not None
-    content = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, end_s - time.monotonic())):
-            part = os.read(process.stdout.fileno(), MOST_ANSWER_BYTES)
-            content += part
-            if len(content) > MOST_ANSWER_BYTES:
-                raise ValueError(f"printed more than {MOST_ANSWER_BYTES} bytes")
-            if not part:
-                break
-        else:
-            raise TimeoutError(f"took longer than {timeout_s:g} s")
-    try:
-        code = process.wait(max(0.0, end_s - time.monotonic()))
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"took longer than {timeout_s:g} s") from error
-    if code:
-        raise ValueError(f"failed with exit code {code}" if code > 0 else f"was ended by signal {-code}")
-    return content
+    done = run(argv, timeout_s=timeout_s, most_bytes=MOST_ANSWER_BYTES)
+    if done.code:
+        raise ValueError(f"failed with exit code {done.code}" if done.code > 0 else f"was ended by signal {-done.code}")
+    return done.stdout.decode("ascii", "backslashreplace").strip()

@@ -8,10 +8,13 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
+from almanac.bounded import watch, within
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
+from almanac.trusted_file import read_trusted, require_trusted
 from almanac.units import HOUR_S
 from reports.mail.message import sender_of
 from reports.mail.outbox import Message, Outbox
@@ -28,6 +31,9 @@ RETRY_S = 900
 """Seconds between two tries of a mail. A mail also waits this long while the system does not know its user."""
 MOST_REFUSED = 3
 """Refused recipients (5xx) in a row that end a run. One dead mailbox never ends it."""
+REPLIES = 5
+"""Replies of the server to one mail, or to a login: together they may take so many times mail.timeout_s."""
+MOST_REPLY_BYTES = 1 << 16
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)
 
 
@@ -36,28 +42,76 @@ def connect_smtp(config: Mail) -> smtplib.SMTP:
     if config.username and config.security == "none" and config.server not in ("localhost", "127.0.0.1", "::1"):
         raise ConfigError("mail.username is set, and mail.security is none", "use starttls or tls: a login needs it")
     password = _password(config)
+    if config.ca_file:
+        require_trusted(config.ca_file)
     tls = None if config.security == "none" else ssl.create_default_context(cafile=config.ca_file or None)
-    if config.security == "tls":
-        server: smtplib.SMTP = smtplib.SMTP_SSL(config.server, config.port, timeout=config.timeout_s, context=tls)
-    else:
-        server = smtplib.SMTP(config.server, config.port, timeout=config.timeout_s)
-    try:
-        if config.security == "starttls":
-            server.starttls(context=tls)
-        if config.username:
-            server.login(config.username, password)
-    except BaseException:
-        server.close()
-        raise
+    with within(REPLIES * config.timeout_s):
+        if config.security == "tls":
+            server: smtplib.SMTP = _TlsServer(config.server, config.port, timeout=config.timeout_s, context=tls)
+        else:
+            server = _Server(config.server, config.port, timeout=config.timeout_s)
+        try:
+            if config.security == "starttls":
+                server.starttls(context=tls)
+            if config.username:
+                server.login(config.username, password)
+        except BaseException:
+            server.close()
+            raise
     return server
+
+
+class _Bounded(smtplib.SMTP):
+    """Reads replies of limited length, on a socket that `within` can shut down."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.sock:
+            watch(self.sock)
+            self.file: Any = _Reply(self.file or self.sock.makefile("rb"))
+        try:
+            return super().getreply()
+        finally:
+            if self.file:
+                self.file = self.file.file
+
+
+class _Server(_Bounded, smtplib.SMTP):
+    pass
+
+
+class _TlsServer(_Bounded, smtplib.SMTP_SSL):
+    pass
+
+
+class _Reply:
+    """One reply of a server, which may go on for ever."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self._left = file, MOST_REPLY_BYTES
+
+    def readline(self, most: int) -> bytes:
+        line = self.file.readline(most)
+        self._left -= len(line)
+        if self._left < 0:
+            raise OSError(f"a reply of more than {MOST_REPLY_BYTES} bytes")
+        return line
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def send(server: smtplib.SMTP, config: Mail, recipient: str, raw: bytes) -> None:
+    """Send one mail. Raises OSError, SMTPException, ValueError."""
+    with within(REPLIES * config.timeout_s):
+        server.sendmail(sender_of(config), [recipient], raw)
 
 
 def _password(config: Mail) -> str:
     if not config.username:
         return ""
     try:
-        return Path(config.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_trusted(Path(config.password_file), (), MOST_REPLY_BYTES, is_strict=False).rstrip("\r\n")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"mail.password_file: cannot be read: {error}", "name a readable file") from error
 
 
@@ -105,7 +159,7 @@ def deliver(
         run.deliver()
     finally:
         if run.server is not None:
-            _hang_up(run.server)
+            hang_up(run.server, config)
 
 
 def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) -> str:
@@ -116,10 +170,10 @@ def send_now(message: Message, config: Mail, connect: Connect = connect_smtp) ->
     try:
         server = connect(config)
         try:
-            server.sendmail(sender_of(config), [message.recipient], message.raw)
+            send(server, config, message.recipient, message.raw)
             return _copy_fault(server, message, config)
         finally:
-            _hang_up(server)
+            hang_up(server, config)
     except _FAILURES as error:
         raise ServerError(
             f"{config.server}:{config.port} did not take the mail: {reply_of(error, secrets_of(config))[1]}",
@@ -132,15 +186,15 @@ def _copy_fault(server: smtplib.SMTP, message: Message, config: Mail) -> str:
     if config.bcc in ("", message.recipient):
         return ""
     try:
-        server.sendmail(sender_of(config), [config.bcc], message.raw)
+        send(server, config, config.bcc, message.raw)
     except _FAILURES as error:
         return f"mail.bcc: no blind copy: {reply_of(error, secrets_of(config))[1]}"
     return ""
 
 
-def _hang_up(server: smtplib.SMTP) -> None:
+def hang_up(server: smtplib.SMTP, config: Mail) -> None:
     """A mail that the server has taken is sent, whatever the server answers here."""
-    with contextlib.suppress(OSError, smtplib.SMTPException):
+    with contextlib.suppress(OSError, smtplib.SMTPException), within(config.timeout_s):
         server.quit()
     server.close()
 
@@ -206,7 +260,7 @@ class _DeliveryRun:
             return
         self.outbox.trying(message, self.now_s() + RETRY_S)
         try:
-            self.server.sendmail(sender_of(self.config), [message.recipient], message.raw)
+            send(self.server, self.config, message.recipient, message.raw)
         except _FAILURES as error:
             code, text = reply_of(error, secrets_of(self.config))
             self.outbox.failed(message, text)
@@ -227,10 +281,10 @@ class _DeliveryRun:
         if self.server is None or not bcc or not self.has_copies or bcc == message.recipient:
             return
         try:
-            self.server.sendmail(sender_of(self.config), [bcc], message.raw)
+            send(self.server, self.config, bcc, message.raw)
         except _FAILURES as error:
             self.has_copies = False
-            _hang_up(self.server)
+            hang_up(self.server, self.config)
             self.server = None
             text = reply_of(error, secrets_of(self.config))[1]
             self.outcome.faults.append(f"no more blind copies to {bcc} in this run: {text}")

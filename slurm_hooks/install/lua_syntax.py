@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Iterator
+
+from almanac import bounded
 
 LIBRARIES = ("liblua5.1.so.0", "liblua-5.1.so", "liblua5.3.so.0", "liblua5.4.so.0", "liblua-5.4.so", "liblua.so.5.4")
 COMPILERS = ("luac5.1", "luac", "luac5.3", "luac5.4")
@@ -37,8 +38,12 @@ def _verdicts(script: bytes) -> Iterator[str]:
             continue
         yield _library_fault(library, script)
     for program in filter(None, map(shutil.which, COMPILERS)):
-        done = subprocess.run([program, "-p", "-"], input=script, capture_output=True, timeout=30, check=False)
-        yield done.stderr.decode(errors="replace").strip() if done.returncode else ""
+        try:
+            done = bounded.run([program, "-p", "-"], stdin=script, timeout_s=30, most_bytes=1 << 20)
+        except (OSError, ValueError) as error:
+            yield f"{program}: {error}"
+        else:
+            yield done.stderr.decode(errors="replace").strip() if done.code else ""
 
 
 def _library_fault(library: ctypes.CDLL, script: bytes) -> str:

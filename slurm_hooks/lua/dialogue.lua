@@ -154,8 +154,9 @@ local function nodes(offer, folder, now, is_slice)
   if kept then
     return kept
   end
-  local command = "unset SINFO_ALL SINFO_PARTITION SINFO_FORMAT SINFO_SORT; exec timeout 1 sinfo -a -e -h -o '"
-  local pipe = io.popen(command .. offer.FORMAT .. "' </dev/null 2>/dev/null", "r")
+  -- The second timeout ends the pipe even if sinfo, or what it started, keeps it open.
+  local command = "unset SINFO_ALL SINFO_PARTITION SINFO_FORMAT SINFO_SORT; timeout -s KILL 1 sinfo -a -e -h -o '"
+  local pipe = io.popen(command .. offer.FORMAT .. "' </dev/null 2>/dev/null | timeout -s KILL 1 cat", "r")
   local text = pipe and pipe:read(offer.MAX_BYTES) or ""
   if pipe then
     pipe:close()

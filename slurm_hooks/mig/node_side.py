@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from almanac.bounded import Done, run
 from almanac.errors import CommandError
 from almanac.mig import MigModel
 from almanac.mig_config import Mig
 from almanac.units import printable
 from slurm_hooks.mig.layouts import Layout, gpu_types, parse_export, parted_config
-from telemetry.slurm.commands import Done
 
 Run = Callable[[Sequence[str], bytes, float], Done]
 """Runs a command with an input and a time limit. Raises CommandError where it is missing or takes too long."""
+MOST_BYTES = 16 << 20
 _LOGGED = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 
@@ -84,28 +81,11 @@ def last_message(output: bytes) -> str:
 
 
 def run_bounded(argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
-    """Run a command; it and what it started are ended when the time is over. Raises CommandError."""
+    """Run a command; it and what it started have ended when this returns. Raises CommandError."""
     try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
-    except OSError as error:
-        raise CommandError(f"{argv[0]}: {error.strerror}", "correct the commands of [mig]") from error
-    with process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout_s)
-        except subprocess.TimeoutExpired as error:
-            _end(process)
-            raise CommandError(
-                f"{argv[0]} timed out after {timeout_s:g} s", "look at the node, or raise mig.command_timeout_s"
-            ) from error
-        except BaseException:
-            _end(process)
-            raise
-    return Done(process.returncode, stdout, stderr)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        return run(argv, stdin=stdin, timeout_s=timeout_s, most_bytes=MOST_BYTES)
+    except TimeoutError as error:
+        raise CommandError(f"{argv[0]} {error}", "look at the node, or raise mig.command_timeout_s") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{argv[0]}: {why}", "correct the commands of [mig]") from error

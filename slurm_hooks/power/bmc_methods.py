@@ -7,17 +7,18 @@ an argument list, which every user of the host can read. No message holds one.
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
 from typing import Literal, Protocol
 
+from almanac import bounded
+from almanac.errors import ConfigError
 from slurm_hooks.power.bmc_file import Bmc
 from slurm_hooks.power.redfish import BmcError, Redfish
 
 Wanted = Literal["on", "off", "soft"]
 """soft: ask the operating system to shut down."""
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "USER", "LOGNAME", "SLURM_CONF")
+_MOST_BYTES = 1 << 20
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -104,27 +105,21 @@ def wake(mac: str, broadcast: str) -> None:
 
 
 def run(argv: list[str], timeout_s: float, secrets: dict[str, str] | None = None) -> str:
-    """What a program says; it and all that it started are ended after timeout_s. Raises BmcError."""
+    """What a program says; it and all that it started have ended when this returns. Raises BmcError."""
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**env, "PATH": PATH, **(secrets or {})},
-            start_new_session=True,
+        done = bounded.run(
+            argv, timeout_s=timeout_s, most_bytes=_MOST_BYTES, env={**env, "PATH": PATH, **(secrets or {})}
         )
+    except (TimeoutError, ValueError) as error:
+        raise BmcError(f"{argv[0]} {error}") from None
     except OSError as error:
         raise BmcError(f"{argv[0]}: {error.strerror}", is_final=True) from error
-    try:
-        said = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise BmcError(f"{argv[0]} timed out after {timeout_s:g} s") from None
-    if process.returncode:
+    except ConfigError as error:
+        raise BmcError(f"{error}; {error.hint}", is_final=True) from error
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    if done.code:
         for secret in (secrets or {}).values():
             said = said.replace(secret, "***")
-        raise BmcError(f"{argv[0]} failed with exit code {process.returncode}: {said.strip()[-200:]}")
+        raise BmcError(f"{argv[0]} failed with exit code {done.code}: {said.strip()[-200:]}")
     return said

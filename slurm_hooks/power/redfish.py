@@ -9,11 +9,10 @@ import base64
 import contextlib
 import http.client
 import json
-import socket
 import ssl
-import threading
 from typing import Any, Literal
 
+from almanac.bounded import watch, within
 from slurm_hooks.power.bmc_file import Bmc
 
 _ROOT = "/redfish/v1/"
@@ -28,6 +27,12 @@ class BmcError(Exception):
     def __init__(self, message: str, is_final: bool = False) -> None:
         super().__init__(message)
         self.is_final = is_final
+
+
+class _Connection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        watch(self.sock)
 
 
 class Redfish:
@@ -89,25 +94,18 @@ class Redfish:
             raise BmcError(f"{self._where}{path}: the answer is not JSON") from None
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        connection = self._connection()
-        # A timeout of its own for each read would let a BMC that sends a byte now and then go on for ever.
-        watch = threading.Timer(self._timeout_s, _cut, [connection])
-        watch.daemon = True
-        watch.start()
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
         try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            text = answer.read(_MAX_ANSWER)
+            with within(self._timeout_s), contextlib.closing(self._connection()) as connection:
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                text = answer.read(_MAX_ANSWER)
         except ssl.SSLCertVerificationError as error:
             raise BmcError(
                 f"{self._where}: certificate refused: {error.verify_message} (see ca_file)", is_final=True
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise BmcError(f"{self._where}: {type(error).__name__}: {error}") from None
-        finally:
-            watch.cancel()
-            connection.close()
         if answer.status in (401, 403):
             raise BmcError(f"{self._where}: the BMC refuses user {self._user} ({answer.status})", is_final=True)
         if answer.status not in (200, 202, 204):
@@ -118,14 +116,9 @@ class Redfish:
     def _connection(self) -> http.client.HTTPSConnection:
         try:
             context = ssl.create_default_context(cafile=self._ca_file or None)
-            return http.client.HTTPSConnection(self._where, timeout=self._timeout_s, context=context)
+            return _Connection(self._where, timeout=self._timeout_s, context=context)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise BmcError(f"{self._where}: ca_file or address cannot be used: {error}", is_final=True) from None
-
-
-def _cut(connection: http.client.HTTPSConnection) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -208,18 +208,15 @@ def _nodes(path: str | None, environ: Mapping[str, str], now_s: int, max_age_s: 
 
 
 def _sinfo(environ: Mapping[str, str]) -> str:
-    import subprocess  # late: seldom needed
+    from almanac import bounded, errors  # late: seldom needed
 
     argv = ["sinfo", "-a", "-e", "-h", "-o", offer.FORMAT]
     environ = {name: value for name, value in environ.items() if name not in SINFO_VARIABLES}
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="latin-1", timeout=SINFO_S,
-            env=environ, check=False,
-        )  # fmt: skip
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        done = bounded.run(argv, timeout_s=SINFO_S, most_bytes=offer.MAX_BYTES, env=environ)
+    except (OSError, ValueError, errors.ConfigError):
         return ""
-    return done.stdout
+    return done.stdout.decode("latin-1")
 
 
 def _ask(terminal: Terminal, proposal: Proposal) -> Answer:

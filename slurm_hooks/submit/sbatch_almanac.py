@@ -157,7 +157,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def configured(environ: Mapping[str, str], section: str, key: str) -> str:
-    """A text of the configuration file; "" where it, or the file, is not there or cannot be read.
+    """A text of the configuration file; "" where it, or the file, is not there or cannot be read, or root must not.
 
     almanac.config_file reads the same files and checks them; importing it would take a tenth of our time.
     """
@@ -172,6 +172,10 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
             return ""  # sudo and su can keep HOME, and the file names a program
         import tomllib
 
+        if os.geteuid() == 0:
+            from almanac.trusted_file import require_trusted
+
+            require_trusted(path)
         with open(path, "rb") as file:  # noqa: PTH123
             return str(tomllib.load(file)[section][key])
     except Exception:  # whatever is in that file, the submission goes on

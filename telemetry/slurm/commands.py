@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from almanac.bounded import Done as Done
+from almanac.bounded import run
 from almanac.errors import CommandError
 from almanac.units import printable
 
+MOST_BYTES = {"sacct": 2 << 30, "squeue": 2 << 30}
+"""What one command may print. A job takes about 20 kB in `sacct --json`, and 10 kB in `squeue --json`."""
+MOST_OTHER_BYTES = 256 << 20
+"""The same for other commands, such as `scontrol show node` of 10,000 nodes (20 MB)."""
 _LOST = re.compile(
     r"(?:[0-9_,%:\[\]-]+: |slurm_[a-z_]+ error: )?"
     r"(?:Unable to contact slurm controller(?: \([a-z ]+\))?|Unexpected message received"
@@ -47,20 +49,6 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Done:
-    """How a command ended and what it said."""
-
-    code: int
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def said(self) -> str:
-        """The end of its error output, in one line."""
-        return "; ".join(self.stderr.decode("utf-8", "replace").split("\n")).strip("; ")[-500:]
-
-
-@dataclass(frozen=True)
 class SlurmCommands:
     """Runs commands of one Slurm installation; times come as seconds since 1970."""
 
@@ -79,14 +67,7 @@ class SlurmCommands:
 
     def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
         """The same for who reads exit code and errors. Raises CommandError where argv is missing or takes too long."""
-        command, env = [self._program(argv), *argv[1:]], self._environment(argv)
-        try:
-            done = subprocess.run(
-                command, input=stdin, capture_output=True, timeout=self.timeout_s, env=env, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise self._late(argv) from error
-        return Done(done.returncode, done.stdout, done.stderr)
+        return self._run(argv, stdin)
 
     def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
         """How argv ended that was fed requests to slurmctld, and its error output; no standard output is kept.
@@ -94,33 +75,28 @@ class SlurmCommands:
         Raises CommandError where argv is missing or takes too long, and at the first sign that slurmctld is out of
         reach. argv and its children are ended then.
         """
-        expired = threading.Event()
-        said = []
-        with _started([self._program(argv), *argv[1:]], stdin, self._environment(argv)) as process:
 
-            def expire() -> None:
-                expired.set()
-                _end(process)
+        def see(line: bytes) -> None:
+            if lost := lost_error(line.decode("utf-8", "replace")):
+                raise lost
 
-            timer = threading.Timer(self.timeout_s, expire)
-            timer.start()
-            try:
-                for line in process.stderr or ():
-                    said.append(line)
-                    if lost := lost_error(line.decode("utf-8", "replace")):
-                        raise lost
-                code = process.wait()
-            finally:
-                timer.cancel()
-        if expired.is_set():
-            raise self._late(argv)
-        return Done(code, b"", b"".join(said))
+        return self._run(argv, stdin, see)
 
-    def _late(self, argv: Sequence[str]) -> CommandError:
-        return CommandError(
-            f"{' '.join(argv)} timed out after {self.timeout_s:g} s",
-            "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s",
-        )
+    def _run(self, argv: Sequence[str], stdin: bytes, see: Callable[[bytes], None] | None = None) -> Done:
+        command, most_bytes = [self._program(argv), *argv[1:]], MOST_BYTES.get(argv[0], MOST_OTHER_BYTES)
+        try:
+            return run(
+                command, stdin=stdin, timeout_s=self.timeout_s, most_bytes=most_bytes, env=self._environment(argv),
+                see_error=see,
+            )  # fmt: skip
+        except TimeoutError as error:
+            hint = "check that slurmdbd and slurmctld answer, or raise slurm.timeout_s"
+            raise CommandError(f"{' '.join(argv)} {error}", hint) from error
+        except OSError as error:
+            raise CommandError(f"{command[0]}: {error.strerror}", "correct slurm.bin_dir") from error
+        except ValueError as error:
+            hint = "lower slurm.window_hours" if argv[0] == "sacct" else f"run {argv[0]} yourself to see what it prints"
+            raise CommandError(f"{' '.join(argv)} {error}", hint) from error
 
     def _program(self, argv: Sequence[str]) -> str:
         program = shutil.which(argv[0], path=self.bin_dir or None)
@@ -135,29 +111,6 @@ class SlurmCommands:
         if "--json" not in argv:  # 22.05's sacct --json cannot read its own times back in this format
             env["SLURM_TIME_FORMAT"] = "%s"
         return env
-
-
-@contextlib.contextmanager
-def _started(argv: Sequence[str], stdin: bytes, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """argv in a process group of its own, which is ended whatever happens: a wrapper may have started others."""
-    with open(os.memfd_create("stdin"), "w+b") as source:  # noqa: PTH123 - of a descriptor
-        source.write(stdin)
-        source.seek(0)
-        process = subprocess.Popen(
-            argv, stdin=source, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and what it started. Once it was waited for, its number may be another's."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def controller_config(commands: Runner) -> str:

@@ -24,9 +24,14 @@ from urllib3.util.retry import Retry
 from almanac.config import Prometheus
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
+from almanac.trusted_file import read_trusted, require_trusted
 from almanac.units import format_duration
+from telemetry.sources.bounded_session import AnswerTooLargeError, BoundedAdapter, BoundedSession
 from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
 
+MOST_ANSWER_BYTES = 256 << 20
+"""One metric in one span takes about 27 bytes a sample. A span whose answer is larger is halved."""
+_MOST_SECRET_BYTES = 1 << 16
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_MUCH = (
@@ -50,8 +55,8 @@ _CAUSES = re.compile(
 )
 
 
-class TooMuchError(Exception):
-    """The server refuses the amount of a query, not the query: ask for less."""
+class TooMuchError(ServerError):
+    """The server refuses the amount of a query, or its answer is too large: ask for less."""
 
 
 class _TroubleError(Exception):
@@ -85,7 +90,7 @@ class _Answer:
         return self._answer
 
 
-class _Session(requests.Session):
+class _Session(BoundedSession):
     """The session under the client: reads JSON its own way; a refusal is a _TroubleError or TooMuchError.
 
     secrets: what no text that the server says may hold.
@@ -93,14 +98,17 @@ class _Session(requests.Session):
 
     secrets: tuple[str, ...] = ()
 
-    def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> Any:
+    def request(self, method: str | bytes, url: str | bytes, **kwargs: Any) -> Any:  # type: ignore[override]
         # Compressing costs the server more time than the bytes cost a cluster's network.
         kwargs["headers"] = {**(kwargs.get("headers") or {}), "Accept-Encoding": "identity"}
-        response = super().request(method, url, *args, **kwargs)
-        if response.status_code != 200:
-            raise _refusal(response, self.secrets)
         try:
-            answer = parse_answer(response.content)
+            response, body = self.fetch(str(method), str(url), most_bytes=MOST_ANSWER_BYTES, **kwargs)
+        except AnswerTooLargeError as error:
+            raise TooMuchError(str(error)) from error
+        if response.status_code != 200:
+            raise _refusal(response, body, self.secrets)
+        try:
+            answer = parse_answer(body)
         except ValueError as error:
             kind = scrub(response.headers.get("Content-Type", "unknown"), self.secrets, 60)
             why = scrub(str(error), self.secrets, 120)
@@ -113,14 +121,16 @@ class _Session(requests.Session):
         return _Answer(answer)
 
 
-def _refusal(response: requests.Response, secrets: tuple[str, ...]) -> Exception:
+def _refusal(response: requests.Response, body: bytes, secrets: tuple[str, ...]) -> Exception:
     """What an answer other than 200 means: TooMuchError or _TroubleError."""
     try:
-        body = json.loads(response.content[:65536])
-        said, kind = str(body.get("error", "")), str(body.get("errorType", ""))
+        answer = json.loads(body[:65536])
+        said, kind = str(answer.get("error", "")), str(answer.get("errorType", ""))
     except (ValueError, AttributeError, RecursionError):
-        said, kind = response.content[:65536].decode("utf-8", "replace"), ""
+        said, kind = body[:65536].decode("utf-8", "replace"), ""
     status = response.status_code
+    if response.is_redirect:
+        said = f"to {response.headers['Location']}, another server"
     if any(phrase in said for phrase in _TOO_MUCH) or kind == "timeout" or "query timed out" in said:
         return TooMuchError(scrub(said, secrets, 200))
     text = f"HTTP {status} {scrub(said, secrets)}".strip()
@@ -234,11 +244,13 @@ class PrometheusServer:
             if self._config.ca_file:
                 if not Path(self._config.ca_file).is_file():
                     raise ConfigError(f"prometheus.ca_file {self._config.ca_file} is not a file", "correct the path")
+                require_trusted(self._config.ca_file)
                 session.verify = self._config.ca_file
-            once = Retry(total=0, read=False, status_forcelist=(), redirect=5, raise_on_status=False)
+            once = Retry(total=0, read=False, status_forcelist=(), raise_on_status=False)
             self._client = PrometheusConnect(
                 self.address, retry=once, auth=self._credentials(), session=session, timeout=self._config.timeout_s
             )
+            session.mount(self.address, BoundedAdapter(max_retries=once))  # over the client's own
             session.secrets = self._secrets
         return self._client
 
@@ -283,9 +295,9 @@ def _clean_address(url: str) -> str:
 def _read_secret(path: str, key: str) -> str:
     """The one line of a file that holds a secret. Raises ConfigError, which never quotes the content."""
     try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        secret = read_trusted(Path(path), (), _MOST_SECRET_BYTES, is_strict=False).strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file of UTF-8 text"
         raise ConfigError(f"{key} {path} cannot be read: {reason}", "make it readable to this user") from error
     if not secret or not secret.isprintable():
         raise ConfigError(f"{key} {path} is empty or holds more than one line", "write the secret on one line")

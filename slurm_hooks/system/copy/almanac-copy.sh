@@ -38,6 +38,11 @@ copy_part() { # PART SOURCE MODE_OF_FOLDERS MODE_OF_FILES LARGEST
 }
 
 [ -f "$settings" ] && [ -r "$settings" ] || refuse "$settings: cannot be read" "run this as root, or name a file of settings"
+case $(stat -L -c '%u %A' "$settings") in
+"$(id -u) "?????-??-? | "0 "?????-??-?) ;;
+*) refuse "$settings: $(stat -L -c 'owner %U, mode %a' "$settings"), expected root and no write access for others" \
+    "check what it says, then: chown root $settings; chmod go-w $settings" ;;
+esac
 . "$settings"
 [ -n "$USER_SOURCE$SCHED_SOURCE" ] || refuse "no source is set in $settings" "set USER_SOURCE or SCHED_SOURCE"
 case $USER_SOURCE$SCHED_SOURCE$SSH_KEY$KNOWN_HOSTS$SCHED_GROUP in

@@ -59,9 +59,8 @@ def test_a_strange_name_is_never_given_to_the_command(tmp_path: Path, user: str)
     [
         ("exit 2", "failed with exit code 2"),
         ("kill -9 $$", "was ended by signal 9"),
-        ("sleep 60", "took longer than 2 s"),
-        ("sleep 60 & exit 0", "took longer than 2 s"),
-        ("exec >&-; sleep 60", "took longer than 2 s"),
+        ("sleep 60", "timed out after 2 s"),
+        ("exec >&-; sleep 60", "timed out after 2 s"),
         ("exec head -c 1000000000 /dev/zero", "printed more than 4096 bytes"),
         ("head -c 200 /dev/urandom", "printed"),
         ("echo ann@example.org; echo eve@evil.example", "printed"),
@@ -82,7 +81,7 @@ def test_a_faulty_command_makes_mail_wait(tmp_path: Path, script: str, said: str
 def test_a_command_that_hangs_does_not_hold_up_a_run_for_each_user(tmp_path: Path) -> None:
     book = AddressBook(Mail(address_command=program(tmp_path, "sleep 60")), timeout_s=0.1)
     for number in range(100):
-        with pytest.raises(AddressError, match="longer" if number < MOST_FAILURES else "no answer 3 times"):
+        with pytest.raises(AddressError, match="timed out" if number < MOST_FAILURES else "no answer 3 times"):
             book.address(f"u{number}")
     assert len(book.faults) <= MOST_FAILURES
 
@@ -113,9 +112,9 @@ def test_children_of_the_command_end_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o660, 0o646])
 def test_a_map_that_others_can_write_is_not_believed(tmp_path: Path, mode: int) -> None:
     book = AddressBook(Mail(address_map=mapped(tmp_path, "ann eve@evil.example\n", mode)))
-    with pytest.raises(AddressError, match="others than its owner can write"):
+    with pytest.raises(AddressError, match="expected owner root, and no write permission for group or others"):
         book.address("ann")
-    with pytest.raises(AddressError, match="others than its owner can write"):
+    with pytest.raises(AddressError, match="expected owner root, and no write permission for group or others"):
         book.address("bob")
     assert len(book.faults) == 1
 

@@ -155,6 +155,15 @@ def test_wrong_settings_are_refused_with_what_to_do(hosts: Hosts, line: str, sai
     assert said in done.stderr and "\ntry: " in done.stderr
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o620])
+def test_settings_that_others_can_write_are_not_run(hosts: Hosts, mode: int) -> None:
+    hosts.set(f"touch {hosts.here.parent}/run")
+    hosts.settings.chmod(mode)
+    done = hosts.copy()
+    assert done.returncode == 3 and not (hosts.here.parent / "run").exists()
+    assert f"mode {mode:o}, expected root" in done.stderr and f"chmod go-w {hosts.settings}" in done.stderr
+
+
 def test_nothing_is_lost_while_the_source_is_away(hosts: Hosts) -> None:
     assert hosts.copy().returncode == 0
     before = hosts.copied()

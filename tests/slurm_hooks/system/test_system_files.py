@@ -41,6 +41,10 @@ def unit(path: Path) -> configparser.ConfigParser:
     return parser
 
 
+def service_of(path: Path) -> configparser.SectionProxy:
+    return unit(path)["Service"]
+
+
 def parses(words: list[str]) -> str:
     """The command that a line runs; fails where it or one of its options does not exist."""
     assert Path(words[0]).name == "almanac"
@@ -124,6 +128,25 @@ def test_the_copy_is_hardened_as_publish_is_and_writes_to_the_advice_only() -> N
     assert "ReadWritePaths" not in copy
     text = (SYSTEM / "copy" / "defaults").read_text()
     assert not [line for line in text.splitlines() if line and not line.startswith("#")], "it is off"
+
+
+def test_every_unit_bounds_the_time_and_the_memory_of_a_run() -> None:
+    """systemd sets no limits of its own on a oneshot service."""
+    services = {path.name: unit(path)["Service"] for path in SYSTEM.rglob("*.service")}
+    assert len(services) == len(SERVICES) + 1
+    unbounded = {
+        f"{name}: {key}"
+        for name, service in services.items()
+        for key, form in (("TimeoutStartSec", r"[1-9][0-9]*(min|h)"), ("MemoryMax", r"[1-9][0-9]*(%|[MG])"))
+        if not re.fullmatch(form, service.get(key, ""))
+    }
+    assert not unbounded
+
+
+def test_cron_ends_a_run_when_its_unit_would() -> None:
+    limits = {parses(shlex.split(one["ExecStart"])): one["TimeoutStartSec"] for one in map(service_of, SERVICES)}
+    found = {parses(cron_words(line)[1]): re.findall(r"\btimeout -k 90 (\S+) almanac ", line) for line in CRON}
+    assert found == {name: [limit.replace("min", "m")] for name, limit in limits.items()}
 
 
 def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:

@@ -1,0 +1,191 @@
+"""A Prometheus that drips, floods, compresses, or redirects for ever: a query ends in time, and within its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import resource
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from almanac.config import Prometheus
+from almanac.errors import ServerError
+from telemetry.sources import prometheus_server
+from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ANSWER = json.dumps(
+    {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [0, "7"]}]}}
+)
+Send = Callable[[bytes], None]
+Talk = Callable[[Send, str], None]
+"""Answers one request, of which it gets the path. Each connection has one request."""
+
+
+@contextlib.contextmanager
+def server(talk: Talk, asked: list[str] | None = None) -> Iterator[str]:
+    """A server on loopback that says what `talk` sends, until the client hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            request = connection.recv(65536).decode()
+            if asked is not None:
+                asked.append(request)
+            talk(connection.sendall, request.split()[1] if request else "")
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=[listener.accept()[0]], daemon=True).start()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def count(url: str, timeout_s: float = 30, **options: object) -> int:
+    config = Prometheus(url=url, timeout_s=timeout_s, retries=0, **options)  # type: ignore[arg-type]
+    return PrometheusServer(config).number("count(up)", 0, "the test")
+
+
+def for_ever(start: bytes, part: bytes, pause_s: float = 0.0) -> Talk:
+    def talk(send: Send, _: str) -> None:
+        send(start)
+        while True:
+            send(part)
+            time.sleep(pause_s)
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        for_ever(b"", b"H", 0.02),
+        for_ever(HEAD, b"X", 0.02),
+        for_ever(HEAD + b"Content-Length: 1000000\r\n\r\n", b" ", 0.02),
+        for_ever(HEAD + b"\r\n", b" ", 0.02),
+        for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", 0.02),
+        for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0", 0.02),
+        for_ever(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.02),
+        for_ever(b"HTTP/1.1 503 Busy\r\n\r\n", b" ", 0.02),
+        for_ever(b"HTTP/1.1 302 Found\r\nLocation: /other\r\n", b"X", 0.02),
+    ],
+    ids=["status", "header", "body", "body to the end", "chunks", "chunk size", "continue", "refusal", "redirect"],
+)
+def test_a_server_that_drips_ends_with_the_timeout(talk: Talk) -> None:
+    with server(talk) as url, pytest.raises(ServerError, match=r"no answer within 0\.2 s") as raised:
+        count(url, timeout_s=0.2)
+    assert raised.value.hint == "raise prometheus.timeout_s, or lower prometheus.chunk_minutes"
+
+
+def bomb(kind: str) -> bytes:
+    """64 MiB of blanks, compressed."""
+    if kind == "gzip":
+        return gzip.compress(b" " * (64 << 20), 1)
+    return zlib.compress(b" " * (64 << 20), 1)
+
+
+def compressed(kind: str) -> Talk:
+    body = bomb(kind)
+
+    def talk(send: Send, _: str) -> None:
+        send(HEAD + f"Content-Encoding: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    return talk
+
+
+FLOOD = b" " * (1 << 16)
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        for_ever(HEAD + b"\r\n", FLOOD),
+        for_ever(HEAD + b"Content-Length: 3000000000\r\n\r\n", FLOOD),
+        for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + FLOOD + b"\r\n"),
+        for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffff0\r\n", FLOOD),
+        for_ever(b"HTTP/1.1 500 Broken\r\n\r\n", FLOOD),
+        compressed("gzip"),
+        compressed("deflate"),
+    ],
+    ids=["to the end", "length", "chunks", "one chunk", "refusal", "gzip", "deflate"],
+)
+def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TooMuchError makes the caller halve the span. What was read is a few MiB, not the whole answer."""
+    monkeypatch.setattr(prometheus_server, "MOST_ANSWER_BYTES", 4 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with server(talk) as url, pytest.raises(TooMuchError, match="more than 4 MiB"):
+        count(url)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10
+
+
+def test_an_answer_that_a_proxy_compresses_is_read() -> None:
+    body = gzip.compress(ANSWER.encode())
+
+    def talk(send: Send, _: str) -> None:
+        send(HEAD + f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with server(talk) as url:
+        assert count(url) == 7
+
+
+def redirect(location: Callable[[str], str], is_flooding: bool = False) -> Talk:
+    def talk(send: Send, path: str) -> None:
+        send(f"HTTP/1.1 307 Elsewhere\r\nLocation: {location(path)}\r\n\r\n".encode())
+        while is_flooding:
+            send(FLOOD)
+
+    return talk
+
+
+def answered(send: Send, _: str) -> None:
+    send(HEAD + f"Content-Length: {len(ANSWER)}\r\n\r\n{ANSWER}".encode())
+
+
+@pytest.mark.parametrize("is_flooding", [False, True])
+def test_a_redirect_within_the_server_is_followed_and_its_body_is_not_read(is_flooding: bool) -> None:
+    def talk(send: Send, path: str) -> None:
+        if path.startswith("/new"):
+            return answered(send, path)
+        return redirect(lambda path: f"/new{path}", is_flooding)(send, path)
+
+    asked: list[str] = []
+    with server(talk, asked) as url:
+        assert count(url) == 7
+    assert [request.split()[1].count("query=") for request in asked] == [1, 1]
+
+
+def test_a_redirect_to_another_server_is_not_followed_and_it_is_named() -> None:
+    asked: list[str] = []
+    with (
+        server(answered, asked) as other,
+        server(redirect(lambda path: f"{other}{path}")) as url,
+        pytest.raises(ServerError, match=r"HTTP 307 to http://127\.0\.0\.1:[0-9]+/.*, another server"),
+    ):
+        count(url)
+    assert not asked
+
+
+def test_redirects_without_end_are_an_error() -> None:
+    asked: list[str] = []
+    with server(redirect(lambda path: f"/x{path}"), asked) as url, pytest.raises(ServerError, match="redirects"):
+        count(url)
+    assert len(asked) == 5
+
+
+def test_headers_without_end_are_an_error() -> None:
+    with server(for_ever(HEAD, b"X: y\r\n")) as url, pytest.raises(ServerError):
+        count(url)
