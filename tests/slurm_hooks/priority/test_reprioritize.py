@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Queue:
     def nodes(self) -> list[Node]:
         return []
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
         return list(self.jobs)
 
     def site_factors(self) -> dict[int, SiteFactor]:
