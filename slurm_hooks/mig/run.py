@@ -13,7 +13,7 @@ from almanac import __version__
 from almanac.errors import AlmanacError, CommandError
 from almanac.mig_config import MigMode
 from almanac.units import printable
-from slurm_hooks.last_look import must_still_hold, node_facts
+from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.gate import Surroundings, lost_types_text, refusal
@@ -202,13 +202,13 @@ class MigRun:
     def _order(self, change: NodeChange, action: Action, view: SlurmView) -> bool:
         orders = {
             Action.DRAIN: lambda each: self._drain(each, view),
-            Action.APPLY: self._apply,
+            Action.APPLY: lambda each: self._apply(each, view),
             Action.WRITE_GRES: lambda each: self._write_gres(each, view),
             Action.RECONFIGURE: lambda each: self._reconfigure(each, view),
             Action.DELETE: lambda each: self._delete(each, view),
             Action.REGISTER: self._register,
             Action.MARK: lambda each: self._mark(each, view),
-            Action.SETTLE: self._settle,
+            Action.SETTLE: lambda each: self._settle(each, view),
             Action.VERIFY: self._verify,
         }
         return orders[action](change)
@@ -218,8 +218,10 @@ class MigRun:
 
         others: nodes that must have the same Gres.
         """
-        relied_on = {name: {"gres": view.nodes[name].gres} for name in others if name in view.nodes}
-        changed = must_still_hold({**relied_on, node: node_facts(view.nodes[node])}, self.slurm.node_facts)
+        relied_on: dict[str, Facts] = {name: {"gres": view.nodes[name].gres} for name in others if name in view.nodes}
+        if node in view.nodes:
+            relied_on[node] = node_facts(view.nodes[node])
+        changed = must_still_hold(relied_on, self.slurm.node_facts)
         for name, why in changed.items():
             self._log("dropped", node, why if name == node else f"{name}: {why}")
         return bool(changed)
@@ -231,14 +233,16 @@ class MigRun:
             return True
         if said := self.slurm.drain(change.node, change.reason):
             self._end(change, Step(Action.DROP, f"Slurm refused the drain: {'; '.join(said)}"))
+        else:
+            self._put(change.at("wait", self._now_s()))  # who resumes the node from now on means it
         return True
 
-    def _apply(self, change: NodeChange) -> bool:
+    def _apply(self, change: NodeChange, view: SlurmView) -> bool:
         now_s = self._now_s()
         self._log("apply", change.node, f"{shown(change.new)} through mig-parted")
         self.state = replace(self.state, changed_s={**self.state.changed_s, change.node: now_s})
         self._put(change.at("apply", now_s))
-        return self._try(change, "apply", lambda: self._apply_on_node(change))
+        return self._is_changed(change.node, view) or self._try(change, "apply", lambda: self._apply_on_node(change))
 
     def _apply_on_node(self, change: NodeChange) -> None:
         model = self.settings.names[change.node].model
@@ -248,12 +252,14 @@ class MigRun:
 
     def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
         if change.dynamic_gres:
-            return self._try(change, "registration", lambda: self._prepare(change))
+            return self._try(change, "registration", lambda: self._prepare(change, view))
         return self._try(change, "write of Gres", lambda: self._write_gres_now(change, view))
 
-    def _prepare(self, change: NodeChange) -> None:
+    def _prepare(self, change: NodeChange, view: SlurmView) -> None:
         """From here on a dynamic node's slurmd registers drained, however it is restarted."""
         self._log("write gres", change.node, f"slurmd --conf: {parameters(change)}")
+        if self._is_changed(change.node, view):
+            return
         self.node_side.write_gres(change.node)
         self.node_side.register(change.node, parameters(change))
         self._put(change.at("register", self._now_s()))
@@ -275,9 +281,11 @@ class MigRun:
         self._put(change.at("settle", self._now_s()))
         return self._is_changed(change.node, view) or not self.slurm.drain(change.node, change.reason)
 
-    def _settle(self, change: NodeChange) -> bool:
+    def _settle(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("settle", change.node, f"slurmd --conf: {parameters(change, is_drained=False)}")
-        return self._try(change, "registration", lambda: self._settle_now(change))
+        return self._is_changed(change.node, view) or self._try(
+            change, "registration", lambda: self._settle_now(change)
+        )
 
     def _settle_now(self, change: NodeChange) -> None:
         self.node_side.register(change.node, parameters(change, is_drained=False))
