@@ -12,19 +12,21 @@ from typing import Any, Literal, get_args
 
 from almanac.units import DAY_S
 from slurm_hooks.json_lines import JsonLines
+from slurm_hooks.last_look import standing
 from slurm_hooks.mig.raise_types import OneSlice, one_slice
 from telemetry.slurm.gres_queue import GresJob, RequestKey
 
 KEEP_DAYS = 90
 """Older lines are not looked at: a job that waits longer with its new type keeps it."""
-RaiseKind = Literal["raise", "raised", "started", "undo", "undone", "refused", "release", "owner"]
+RaiseKind = Literal["raise", "raised", "started", "undo", "undone", "refused", "release", "owner", "dropped"]
 
 
 @dataclass(frozen=True)
 class RaiseLine:
     """One line. what: "raise" and "undo" (about to be sent to Slurm), "raised" (Slurm shows the new type), "started"
     (the job waits no more), "undone" (it shows its own type again), "refused" (Slurm kept the own type), "release"
-    (about to be sent, after BadConstraints), or "owner" (somebody else changed the request: never touched again).
+    (about to be sent, after BadConstraints), "owner" (somebody else changed the request: never touched again), or
+    "dropped" (the job changed, so that the order of the line before was not sent).
 
     own, new: the request's text before and after. type, new_type: GRES types. restarts: of the job, at that time.
     """
@@ -70,7 +72,8 @@ class RaiseLog:
         Raises StoreError.
         """
         rows = self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)
-        return {line.job_id: line for line in _lines(rows) if line.cluster == cluster}
+        lines = (line for line in _lines(rows) if line.cluster == cluster)
+        return standing(lines, lambda line: line.job_id, lambda line: line.what == "dropped")
 
     def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
         """The number of lines that match. Raises StoreError."""

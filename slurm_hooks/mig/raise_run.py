@@ -7,12 +7,13 @@ nothing. So each change is looked at until the job has started or waits as befor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from almanac import __version__
 from almanac.errors import CommandError, ConfigError
+from slurm_hooks.last_look import Facts, batches, job_facts, must_still_hold
 from slurm_hooks.mig.raise_log import RaiseKind, RaiseLine, RaiseLog
 from slurm_hooks.mig.raise_plan import ClusterState, RaiseOrder, RaisePlan, is_sound
 from slurm_hooks.mig.raise_types import one_slice
@@ -45,13 +46,15 @@ class Backend(Protocol):
 @dataclass
 class RaiseOutcome:
     """What became of the orders, in jobs. waiting: with the larger type. refused: it kept its own type. failed: it is
-    worse off than before; an operator has to look. gone: it left the queue, which is mostly to run.
+    worse off than before; an operator has to look. gone: it left the queue, which is mostly to run. changed:
+    it started, or somebody changed it, before the order was sent.
     """
 
     gone: int = 0
     waiting: int = 0
     undone: int = 0
     refused: int = 0
+    changed: int = 0
     failed: tuple[str, ...] = ()
     said: tuple[str, ...] = field(default=())
 
@@ -89,34 +92,47 @@ class RaiseActor:
         """
         self._write([self._line(note.line, note.what, note.job, note.reason) for note in plan.notes])
         outcome = RaiseOutcome()
-        self._send(plan.orders, outcome)
-        self._look({order.job.job_id: order for order in plan.orders}, outcome)
+        self._look(self._send(plan.orders, outcome), outcome)
         return outcome
 
-    def _send(self, orders: Sequence[RaiseOrder], outcome: RaiseOutcome) -> None:
-        """One scontrol for all orders; what it says is shown, and the queue tells what came of them."""
-        if not orders:
-            return
-        self._write([self._line_of(order, order.what, order.reason) for order in orders])
-        done = self.commands.feed(["scontrol"], "".join(map(_command, orders)).encode())
-        said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-        outcome.said = tuple(dict.fromkeys((*outcome.said, *said)))
+    def _send(self, orders: Sequence[RaiseOrder], outcome: RaiseOutcome) -> dict[int, RaiseOrder]:
+        """The orders that were sent. What Slurm says is shown, and the queue tells what came of them."""
+        sent: dict[int, RaiseOrder] = {}
+        for part in batches(orders):
+            self._write([self._line_of(order, order.what, order.reason) for order in part])
+            changed = must_still_hold({order.job.job_id: job_facts(order.job) for order in part}, self._facts)
+            kept = [order for order in part if order.job.job_id not in changed]
+            if kept:
+                done = self.commands.feed(["scontrol"], "".join(map(_command, kept)).encode())
+                said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+                outcome.said = tuple(dict.fromkeys((*outcome.said, *said)))
+            dropped = [order for order in part if order.job.job_id in changed]
+            self._write([self._line_of(order, "dropped", changed[order.job.job_id]) for order in dropped])
+            outcome.changed += len(dropped)
+            sent.update({order.job.job_id: order for order in kept})
+        return sent
+
+    def _facts(self, job_ids: Collection[int]) -> dict[int, Facts]:
+        return {number: job_facts(job) for number, job in self._jobs(job_ids).items()}
+
+    def _jobs(self, job_ids: Collection[int]) -> dict[int, GresJob]:
+        """Some pending jobs now. Raises CommandError."""
+        queue = read_gres_queue(self.commands, self.cluster, job_ids)
+        if queue.unreadable:
+            raise CommandError(
+                f"{queue.unreadable} pending jobs cannot be read", "run this again: it goes on from its record"
+            )
+        return {job.job_id: job for job in queue.jobs}
 
     def _look(self, orders: Mapping[int, RaiseOrder], outcome: RaiseOutcome) -> None:
         """Until each job has left the queue or look_s have passed. A job that is worse off is healed at once."""
         open_orders, end_s = dict(orders), self.clock() + self.look_s
         while open_orders:
-            queue = read_gres_queue(self.commands, self.cluster)
-            if queue.unreadable:
-                raise CommandError(
-                    f"{queue.unreadable} pending jobs cannot be read", "run this again: it goes on from its record"
-                )
-            jobs = {job.job_id: job for job in queue.jobs}
+            jobs = self._jobs(open_orders.keys())
             is_last = self.clock() >= end_s
             heals = self._judge(open_orders, jobs, outcome, is_last)
             if heals:
-                self._send(heals, outcome)
-                open_orders.update({order.job.job_id: order for order in heals})
+                open_orders.update(self._send(heals, outcome))
                 end_s = self.clock() + self.look_s
             if open_orders:
                 self.sleep(1.0)
@@ -132,6 +148,8 @@ class RaiseActor:
         heals, lines = [], []
         for number, order in list(open_orders.items()):
             job = jobs.get(number)
+            if job is not None and job.submit_s != order.job.submit_s:
+                job = None  # it ran, and waits again; or the number is another job's
             shown = one_slice(job.requests) if job else None
             has_new = shown is not None and (shown.key, shown.type) == (order.request.key, order.new_type)
             has_own = shown is not None and (shown.key, shown.type) == (order.request.key, order.request.type)

@@ -13,6 +13,7 @@ from almanac import __version__
 from almanac.errors import AlmanacError, CommandError
 from almanac.mig_config import MigMode
 from almanac.units import printable
+from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.gate import Surroundings, lost_types_text, refusal
@@ -25,6 +26,8 @@ from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, is_own_d
 
 POLL_S = 0.5
 MOST_FAULT = 200
+MOST_LOOKS = 5
+"""Looks at a node that changes all the time, until its failed change is left to the next run."""
 WAITS = ("register", "settle", "verify", "resume")
 """Stages that wait for Slurm, for a limited time."""
 REGISTER_S = 20.0
@@ -198,31 +201,48 @@ class MigRun:
 
     def _order(self, change: NodeChange, action: Action, view: SlurmView) -> bool:
         orders = {
-            Action.DRAIN: self._drain,
-            Action.APPLY: self._apply,
+            Action.DRAIN: lambda each: self._drain(each, view),
+            Action.APPLY: lambda each: self._apply(each, view),
             Action.WRITE_GRES: lambda each: self._write_gres(each, view),
-            Action.RECONFIGURE: self._reconfigure,
-            Action.DELETE: self._delete,
+            Action.RECONFIGURE: lambda each: self._reconfigure(each, view),
+            Action.DELETE: lambda each: self._delete(each, view),
             Action.REGISTER: self._register,
-            Action.MARK: self._mark,
-            Action.SETTLE: self._settle,
+            Action.MARK: lambda each: self._mark(each, view),
+            Action.SETTLE: lambda each: self._settle(each, view),
             Action.VERIFY: self._verify,
         }
         return orders[action](change)
 
-    def _drain(self, change: NodeChange) -> bool:
+    def _is_changed(self, node: str, view: SlurmView, others: Collection[str] = ()) -> bool:
+        """Whether an order must not be sent, as the node is not what it was in the view; the next step looks again.
+
+        others: nodes that must have the same Gres.
+        """
+        relied_on: dict[str, Facts] = {name: {"gres": view.nodes[name].gres} for name in others if name in view.nodes}
+        if node in view.nodes:
+            relied_on[node] = node_facts(view.nodes[node])
+        changed = must_still_hold(relied_on, self.slurm.node_facts)
+        for name, why in changed.items():
+            self._log("dropped", node, why if name == node else f"{name}: {why}")
+        return bool(changed)
+
+    def _drain(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("drain", change.node, change.reason)
         self._put(change.at("drain", self._now_s()))
+        if self._is_changed(change.node, view):
+            return True
         if said := self.slurm.drain(change.node, change.reason):
             self._end(change, Step(Action.DROP, f"Slurm refused the drain: {'; '.join(said)}"))
+        else:
+            self._put(change.at("wait", self._now_s()))  # who resumes the node from now on means it
         return True
 
-    def _apply(self, change: NodeChange) -> bool:
+    def _apply(self, change: NodeChange, view: SlurmView) -> bool:
         now_s = self._now_s()
         self._log("apply", change.node, f"{shown(change.new)} through mig-parted")
         self.state = replace(self.state, changed_s={**self.state.changed_s, change.node: now_s})
         self._put(change.at("apply", now_s))
-        return self._try(change, "apply", lambda: self._apply_on_node(change))
+        return self._is_changed(change.node, view) or self._try(change, "apply", lambda: self._apply_on_node(change))
 
     def _apply_on_node(self, change: NodeChange) -> None:
         model = self.settings.names[change.node].model
@@ -232,19 +252,21 @@ class MigRun:
 
     def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
         if change.dynamic_gres:
-            return self._try(change, "registration", lambda: self._prepare(change))
+            return self._try(change, "registration", lambda: self._prepare(change, view))
         return self._try(change, "write of Gres", lambda: self._write_gres_now(change, view))
 
-    def _prepare(self, change: NodeChange) -> None:
+    def _prepare(self, change: NodeChange, view: SlurmView) -> None:
         """From here on a dynamic node's slurmd registers drained, however it is restarted."""
         self._log("write gres", change.node, f"slurmd --conf: {parameters(change)}")
+        if self._is_changed(change.node, view):
+            return
         self.node_side.write_gres(change.node)
         self.node_side.register(change.node, parameters(change))
         self._put(change.at("register", self._now_s()))
 
-    def _delete(self, change: NodeChange) -> bool:
+    def _delete(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("delete", change.node, f"a dynamic node, to register again with {with_new_gpus(change)}")
-        return not self.slurm.delete(change.node)
+        return self._is_changed(change.node, view) or not self.slurm.delete(change.node)
 
     def _register(self, change: NodeChange) -> bool:
         self._log("register", change.node, parameters(change))
@@ -254,14 +276,16 @@ class MigRun:
                 self.sleep(POLL_S)
         return True
 
-    def _mark(self, change: NodeChange) -> bool:
+    def _mark(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("drain", change.node, f"again: {change.reason}")
         self._put(change.at("settle", self._now_s()))
-        return not self.slurm.drain(change.node, change.reason)
+        return self._is_changed(change.node, view) or not self.slurm.drain(change.node, change.reason)
 
-    def _settle(self, change: NodeChange) -> bool:
+    def _settle(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("settle", change.node, f"slurmd --conf: {parameters(change, is_drained=False)}")
-        return self._try(change, "registration", lambda: self._settle_now(change))
+        return self._is_changed(change.node, view) or self._try(
+            change, "registration", lambda: self._settle_now(change)
+        )
 
     def _settle_now(self, change: NodeChange) -> None:
         self.node_side.register(change.node, parameters(change, is_drained=False))
@@ -291,11 +315,15 @@ class MigRun:
                     "correct that line first",
                 )
 
-    def _reconfigure(self, change: NodeChange) -> bool:
+    def _reconfigure(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("reconfigure", change.node, "Slurm reads the new Gres")
-        return self._try(change, "reconfigure", lambda: self._reconfigure_now(change))
+        return self._try(change, "reconfigure", lambda: self._reconfigure_now(change, view))
 
-    def _reconfigure_now(self, change: NodeChange) -> None:
+    def _reconfigure_now(self, change: NodeChange, view: SlurmView) -> None:
+        written = gres_of_nodes(self.include.read())
+        self._require_no_other_change(written, view)
+        if self._is_changed(change.node, view, written.keys()):
+            return
         self.slurm.reconfigure(self.node_side)
         self._put(change.at("verify", self._now_s()))
 
@@ -305,14 +333,15 @@ class MigRun:
         model = self.settings.names[change.node].model
         if not self._try(change, "assert", lambda: self.node_side.require(change.node, model, change.goal)):
             return True
-        seen = self.slurm.view(self._now_s()).sight(change.node)
+        view = self.slurm.view(self._now_s())
+        seen = view.sight(change.node)
         if seen is None or not seen.reason.startswith(change.reason) or unlike(change, seen):
             return True  # the next step says what is wrong
         if change.stage != "resume":
             change = change.at("resume", self._now_s())
         self._log("resume", change.node, "verified")
         self._put(change)
-        return not self.slurm.resume(change.node)
+        return self._is_changed(change.node, view) or not self.slurm.resume(change.node)
 
     def _try(self, change: NodeChange, what: str, order: Callable[[], None]) -> bool:
         """Whether an order succeeded; the change has failed where not."""
@@ -327,10 +356,16 @@ class MigRun:
         failed = replace(change, fault=printable(why, MOST_FAULT))
         self._log("fail", change.node, printable(why, 500))
         self._put(failed)
-        seen = self.slurm.view(self._now_s()).sight(change.node)
-        came_back_open = seen is not None and not seen.is_drained and change.stage in ("register", "settle")
-        if seen and (is_own_drain(change, seen) or came_back_open):
-            self.slurm.drain(change.node, failed.failed_reason)
+        for _ in range(MOST_LOOKS):
+            view = self.slurm.view(self._now_s())
+            seen = view.sight(change.node)
+            came_back_open = seen is not None and not seen.is_drained and change.stage in ("register", "settle")
+            if not seen or not (is_own_drain(change, seen) or came_back_open):
+                break
+            if not self._is_changed(change.node, view):
+                self.slurm.drain(change.node, failed.failed_reason)
+                break
+            self._log("fail", change.node, printable(why, 500))
         self.outcomes[change.node] = Outcome(change.node, "failed", printable(why, 500), failed)
 
     def _end(self, change: NodeChange, step: Step) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from almanac.errors import CommandError
+from slurm_hooks.last_look import Facts, node_facts
 from slurm_hooks.mig.node_side import NodeSide, for_node
 from slurm_hooks.mig.steps import NodeSight
 from slurm_hooks.power.nodes import reserved_before
@@ -16,6 +17,7 @@ from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.command_backend import CommandRunner
 from telemetry.slurm.gpu_queue import QueuedGpuJob, gpu_jobs
 from telemetry.slurm.hostlist import expand
+from telemetry.slurm.queue_json import queue_of
 
 HOLDING = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,RESIZING,SIGNALING,STAGE_OUT"
 """States of jobs that have nodes. A suspended job leaves its node idle, and keeps its GPUs."""
@@ -81,8 +83,13 @@ class SlurmSide:
                 raise CommandError(f"squeue printed a list of nodes that cannot be read: {error}") from error
         return found
 
-    def queue(self) -> list[QueuedGpuJob]:
-        return gpu_jobs(self.commands(["squeue", "-a", "--json"]))
+    def node_facts(self, names: Collection[str]) -> dict[str, Facts]:
+        """Some nodes now, for `must_still_hold`."""
+        return {node.name: node_facts(node) for node in self.backend.nodes(names)}
+
+    def queue(self, job_ids: Collection[int] = ()) -> list[QueuedGpuJob]:
+        """All jobs, or at least those of some numbers."""
+        return gpu_jobs(queue_of(self.commands, job_ids))
 
     def drain(self, node: str, reason: str) -> list[str]:
         return self.backend.set_node_state([node], "drain", reason)
@@ -97,14 +104,9 @@ class SlurmSide:
         return said or ([f"scontrol delete ended with {done.code}"] if done.code else [])
 
     def release(self, address: str) -> list[str]:
-        """What Slurm said against it. A slurmctld that has just restarted asks to try again."""
-        for wait_s in (1, 2, 4, 0):
-            done = self.commands.feed(["scontrol", "release", address], b"")
-            said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-            if not wait_s or not any("try again" in line for line in said):
-                break
-            self.sleep(wait_s)
-        return said
+        """What Slurm said against it."""
+        done = self.commands.feed(["scontrol", "release", address], b"")
+        return [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
 
     def reconfigure(self, node_side: NodeSide) -> None:
         """Make slurmctld and the nodes read the new Gres. Raises CommandError."""

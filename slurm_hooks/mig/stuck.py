@@ -6,10 +6,12 @@ reason, and are never released.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from almanac import __version__
+from slurm_hooks.last_look import Facts, must_still_hold
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.slurm_side import SlurmSide
 from telemetry.slurm.gpu_queue import QueuedGpuJob
@@ -55,22 +57,51 @@ def release(
     """
     if not jobs:
         return state, []
-    rows = [
-        {
-            "time_s": now_s, "cluster": cluster, "what": "release", "job": job.address,
-            "why": f"{job.gpu_type} is back", "mode": "apply", "almanac": __version__,
-        }
-        for job in jobs
-    ]  # fmt: skip
-    folder.log.append(rows, now_s)
+    folder.log.append([_row(job, "release", f"{job.gpu_type} is back", cluster, now_s) for job in jobs], now_s)
     kept = {key: time_s for key, time_s in state.released_s.items() if now_s - time_s < AGAIN_S}
     state = replace(state, released_s=kept | {_key(job): now_s for job in jobs})
     folder.save(state)
-    said = {_key(job): slurm.release(job.address) for job in jobs}
-    if refused := {key for key, lines in said.items() if lines}:
-        state = replace(state, released_s={key: s for key, s in state.released_s.items() if key not in refused})
+    said, left = list[str](), set[str]()
+    for job in jobs:
+        lines, why = _release(job, slurm)
+        if why:
+            folder.log.append([_row(job, "dropped", why, cluster, now_s)], now_s)
+        if lines or why:
+            left.add(_key(job))
+        said += lines
+    if left:
+        state = replace(state, released_s={key: s for key, s in state.released_s.items() if key not in left})
         folder.save(state)
-    return state, [line for lines in said.values() for line in lines]
+    return state, said
+
+
+def _release(job: QueuedGpuJob, slurm: SlurmSide) -> tuple[list[str], str]:
+    """What Slurm said against it, and why it was not told. A slurmctld that has just restarted asks to try again."""
+    said: list[str] = []
+
+    def read(keys: Collection[str]) -> dict[str, Facts]:
+        number = int(re.match(r"[0-9]+", job.address)[0])  # type: ignore[index]
+        return {_key(each): _facts(each) for each in slurm.queue([number])}
+
+    for wait_s in (1, 2, 4, 0):
+        if why := must_still_hold({_key(job): _facts(job)}, read).get(_key(job), ""):
+            return [], why
+        said = slurm.release(job.address)
+        if not wait_s or not any("try again" in line for line in said):
+            break
+        slurm.sleep(wait_s)
+    return said, ""
+
+
+def _facts(job: QueuedGpuJob) -> Facts:
+    return {name: value for name, value in vars(job).items() if name != "count"}
+
+
+def _row(job: QueuedGpuJob, what: str, why: str, cluster: str, now_s: int) -> dict[str, object]:
+    return {
+        "time_s": now_s, "cluster": cluster, "what": what, "job": job.address, "why": why, "mode": "apply",
+        "almanac": __version__,
+    }  # fmt: skip
 
 
 def _key(job: QueuedGpuJob) -> str:

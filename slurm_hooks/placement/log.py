@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from almanac.errors import StoreError
 from almanac.units import DAY_S, HOUR_S
 from slurm_hooks.json_lines import JsonLines
+from slurm_hooks.last_look import standing
 from slurm_hooks.placement.request import MAX_TEXT, Key
 from telemetry.slurm.placement_queue import QueueJob
 
@@ -26,8 +27,9 @@ LEAST_DELAYS, MOST_DELAYS = 3, 20
 ENDING_S = HOUR_S
 """Longest time that the processes of a requeued job take to end (own choice)."""
 Kind = Literal[
-    "place", "placed", "refused", "undo", "undone", "release", "owner", "requeue", "requeued", "stopped", "restarted"
-]
+    "place", "placed", "refused", "undo", "undone", "release", "owner", "requeue", "requeued", "stopped", "restarted",
+    "dropped",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class PlacementLine:
     """One line. what: "place", "undo", "release", and "requeue" are about to be sent to Slurm. "placed": Slurm shows
     the new request; "refused": it shows the job's own; "undone": it shows its own again; "owner": somebody else changed
     the request, and the job is never touched again; "requeued": the job waits again; "stopped": it was not requeued;
-    "restarted": it runs again.
+    "restarted": it runs again; "dropped": the job changed, so that the order of the line before was not sent.
 
     own, new: the owner's text and almanac's. gpu_type: of the new one. restarts: of the job at that time. was: the text
     that Slurm showed before the change: almanac's of an earlier change, or the owner's; None in older records.
@@ -127,7 +129,8 @@ class PlacementLog:
             elif line.what == "stopped":
                 requeues[line.job_id] = requeues.get(line.job_id, ())[:-1]
         delays = tuple(line.delay_s for line in lines if line.delay_s is not None and line.what == "restarted")
-        return PlacementHistory({line.job_id: line for line in lines}, requeues, delays)
+        newest = standing(lines, lambda line: line.job_id, lambda line: line.what == "dropped")
+        return PlacementHistory(newest, requeues, delays)
 
     def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
         """The number of lines that match. Raises StoreError."""

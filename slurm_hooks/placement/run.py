@@ -1,7 +1,7 @@
 """Carries out placements and requeues: the record first, then Slurm, then a look.
 
-Slurm takes a change without a word and shows a second later what it makes of it. A job is looked at right before its
-change: what its owner did meanwhile wins.
+Slurm takes a change without a word and shows a second later what it makes of it. A job is looked at right before each
+of its changes: what its owner did meanwhile wins.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from almanac import __version__
 from almanac.errors import CommandError, ConfigError
 from almanac.placement_config import Placement
 from almanac.units import format_duration
+from slurm_hooks.last_look import GONE, Facts, batches, job_facts, must_still_hold, requeued_facts
 from slurm_hooks.mig.raise_run import require_release
 from slurm_hooks.placement.consent import RequeueTerms, requeue_terms
 from slurm_hooks.placement.log import Kind, PlacementLine, PlacementLog
@@ -23,7 +24,7 @@ from slurm_hooks.placement.plan import Order, PlacementPlan, shown_text
 from slurm_hooks.placement.state import cluster_of
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Done
-from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_queue, require_readable
+from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_jobs, read_queue, require_readable
 
 LOOK_S = 6.0
 """Seconds until a change shows."""
@@ -129,12 +130,12 @@ class PlacementActor:
                     submit_s=note.job.gres.submit_s, delay_s=note.delay_s, almanac=__version__)
             for note in plan.notes
         ])  # fmt: skip
-        orders = self._still_valid(plan.orders, outcome)
-        self._send(orders, outcome)
-        self._look({order.job.job_id: order for order in orders}, outcome)
+        orders = self._send(plan.orders, outcome)
+        self._look(orders, outcome)
         for move in moves:
             self._require_fresh(plan.read_s)
-            self._requeue(move, {order.job.job_id for order in orders if order.gpu_type == move.gpu_type}, outcome)
+            placed = {number for number, order in orders.items() if order.gpu_type == move.gpu_type}
+            self._requeue(move, placed, outcome)
         return outcome
 
     def _require_fresh(self, read_s: float) -> None:
@@ -145,43 +146,41 @@ class PlacementActor:
                 "run this again; if Slurm is that slow, raise placement.max_age_s",
             )
 
-    def _queue(self) -> dict[int, QueueJob]:
-        """Raises CommandError."""
-        jobs, unreadable = read_queue(self.commands, self.cluster)
-        require_readable(unreadable)
-        return {job.job_id: job for job in jobs}
+    def _jobs(self, job_ids: Collection[int]) -> dict[int, QueueJob]:
+        """Some jobs now. Raises CommandError."""
+        return read_jobs(self.commands, self.cluster, job_ids)
 
-    def _still_valid(self, orders: Sequence[Order], outcome: PlacementOutcome) -> list[Order]:
-        """The orders whose jobs are as they were when the plan was made."""
-        if not orders:
-            return []
-        jobs, valid = self._queue(), []
-        for order in orders:
-            job = jobs.get(order.job.job_id)
-            if job is None or not job.is_pending:
-                outcome.started += 1
-            elif not is_as_planned(order.job, job) or shown_text(job, order.key) != order.shown:
-                outcome.changed += 1
-            else:
-                valid.append(order)
-        return valid
+    def _facts(self, job_ids: Collection[int]) -> dict[int, Facts]:
+        return {number: job_facts(job) for number, job in self._jobs(job_ids).items()}
 
-    def _send(self, orders: Sequence[Order], outcome: PlacementOutcome) -> None:
-        """One scontrol for all orders; what it says is shown, and the queue tells what came of them."""
-        if not orders:
-            return
-        self._write([self._line(order, order.what, order.reason) for order in orders])
-        done = self.commands.feed(["scontrol"], "".join(map(_command, orders)).encode())
-        outcome.say(done.stderr.decode("utf-8", "replace"))
+    def _send(self, orders: Sequence[Order], outcome: PlacementOutcome) -> dict[int, Order]:
+        """The orders that were sent. What Slurm says is shown, and the queue tells what came of them."""
+        sent: dict[int, Order] = {}
+        for part in batches(orders):
+            self._write([self._line(order, order.what, order.reason) for order in part])
+            changed = must_still_hold({order.job.job_id: job_facts(order.job) for order in part}, self._facts)
+            kept = [order for order in part if order.job.job_id not in changed]
+            if kept:
+                done = self.commands.feed(["scontrol"], "".join(map(_command, kept)).encode())
+                outcome.say(done.stderr.decode("utf-8", "replace"))
+            dropped = [order for order in part if order.job.job_id in changed]
+            self._write([self._line(order, "dropped", changed[order.job.job_id]) for order in dropped])
+            started = sum(why == GONE or "states" in why for why in changed.values())
+            outcome.started += started
+            outcome.changed += len(dropped) - started
+            sent.update({order.job.job_id: order for order in kept})
+        return sent
 
     def _look(self, orders: Mapping[int, Order], outcome: PlacementOutcome) -> None:
         """Until each job shows its new request and look_s have passed, or it has left the queue."""
         waiting, end_s = dict(orders), self.clock() + self.look_s
         while waiting:
-            jobs, is_last = self._queue(), self.clock() >= end_s
+            jobs, is_last = self._jobs(waiting.keys()), self.clock() >= end_s
             lines, heals = [], []
             for number, order in list(waiting.items()):
                 job = jobs.get(number)
+                if job is not None and job.gres.submit_s != order.job.gres.submit_s:
+                    job = None  # it ran, and waits again; or the number is another job's
                 heal = _heal(order, job) if job is not None and is_bad(job) else None
                 if job is not None and job.is_pending and not is_last and not heal:
                     continue
@@ -192,8 +191,7 @@ class PlacementActor:
                     lines += self._close(order, job, outcome)
             self._write(lines)
             if heals:
-                self._send(heals, outcome)
-                waiting.update({order.job.job_id: order for order in heals})
+                waiting.update(self._send(heals, outcome))
                 end_s = self.clock() + self.look_s
             if waiting:
                 self.sleep(1.0)
@@ -228,28 +226,32 @@ class PlacementActor:
 
         The job is never held: whatever stops this process, Slurm runs the job again.
         """
-        job = self._queue().get(move.job.job_id)
-        if (
-            job is None
-            or not job.is_running
-            or not is_as_planned(move.job, job)
-            or shown_text(job, move.key) != move.shown
-        ):
-            outcome.changed += 1
-            return
         self._write([self._line(move, "requeue", move.reason)])
-        if not self._checkpoint(move, outcome) or not self._are_free(move, placed, outcome):
+        if self._is_stopped(move, outcome) or not self._checkpoint(move, outcome):
+            return
+        if not self._are_free(move, placed, outcome) or self._is_stopped(move, outcome):
             return
         done = self.commands.run(["scontrol", "requeue", str(move.job.job_id)])
         outcome.say(done.said)
         if done.code:
-            outcome.stopped += 1
-            self._write([self._line(move, "stopped", "Slurm refused the requeue")])
+            self._stop(move, "Slurm refused the requeue", outcome)
             return
         is_changed = move.shown == move.new or self._update(move, outcome)
         outcome.requeued += 1
         if is_changed:
             self._write([self._line(move, "requeued", move.reason, move.job.gres.restarts + 1)])
+
+    def _is_stopped(self, move: Move, outcome: PlacementOutcome) -> bool:
+        """Whether the job is no longer as the move was decided for."""
+        why = must_still_hold({move.job.job_id: job_facts(move.job)}, self._facts).get(move.job.job_id, "")
+        if why:
+            outcome.changed += 1
+            self._write([self._line(move, "stopped", why)])
+        return bool(why)
+
+    def _stop(self, move: Move, why: str, outcome: PlacementOutcome) -> None:
+        outcome.stopped += 1
+        self._write([self._line(move, "stopped", why)])
 
     def _checkpoint(self, move: Move, outcome: PlacementOutcome) -> bool:
         """Send the signal and wait. False where the job ended, or was requeued by itself, meanwhile."""
@@ -259,14 +261,13 @@ class PlacementActor:
         end_s = self.clock() + move.signal.before_s
         while not why and self.clock() < end_s:
             self.sleep(min(2.0, max(0.1, end_s - self.clock())))
-            job = self._queue().get(move.job.job_id)
+            job = self._jobs([move.job.job_id]).get(move.job.job_id)
             if job is not None and job.gres.restarts > move.job.gres.restarts:
                 return self._went_by_itself(move, job, outcome)
             if job is None or not job.is_running:
                 why = "the job ended after the signal"
         if why:
-            outcome.stopped += 1
-            self._write([self._line(move, "stopped", why)])
+            self._stop(move, why, outcome)
         return not why
 
     def _are_free(self, move: Move, placed: Collection[int], outcome: PlacementOutcome) -> bool:
@@ -279,8 +280,7 @@ class PlacementActor:
         waiting = sum(job.record.gpu_count for job in view.jobs if job.job_id in placed and job.is_pending)
         if pool is not None and pool.free - waiting >= move.job.record.gpu_count:
             return True
-        outcome.stopped += 1
-        self._write([self._line(move, "stopped", f"the free GPUs of {move.gpu_type} are gone")])
+        self._stop(move, f"the free GPUs of {move.gpu_type} are gone", outcome)
         return False
 
     def _went_by_itself(self, move: Move, job: QueueJob, outcome: PlacementOutcome) -> bool:
@@ -292,8 +292,21 @@ class PlacementActor:
 
     def _update(self, move: Move, outcome: PlacementOutcome) -> bool:
         """slurmctld refuses some changes while processes end. A job that keeps its request runs again as it was."""
-        end_s = self.clock() + UPDATE_S
+        end_s, number = self.clock() + UPDATE_S, move.job.job_id
+        before = {**requeued_facts(move.job, move.job), "states": True}
+
+        def seen(job_ids: Collection[int]) -> dict[int, Facts]:
+            jobs = self._jobs(job_ids)
+            return {
+                each: {**requeued_facts(move.job, job), "states": bool(job.states & {"PENDING", "COMPLETING"})}
+                for each, job in jobs.items()
+            }
+
         while True:
+            if why := must_still_hold({number: before}, seen).get(number):
+                outcome.changed += 1
+                self._write([self._line(move, "place", move.reason), self._line(move, "dropped", why)])
+                return False
             done = self.commands.run(["scontrol", "update", f"jobid={move.job.job_id}", f"{move.key}={move.new}"])
             if not done.code:
                 return True
@@ -325,13 +338,6 @@ class PlacementActor:
             almanac=__version__,
             was=about.shown,
         )
-
-
-def is_as_planned(planned: QueueJob, now: QueueJob) -> bool:
-    """Whether the job is the same submission, with the same consent, and its owner did not hold it meanwhile."""
-    same = (planned.gres.submit_s, planned.gres.restarts, planned.gres.comment, planned.gres.partitions)
-    is_held = now.gres.priority == 0 and planned.gres.priority > 0
-    return same == (now.gres.submit_s, now.gres.restarts, now.gres.comment, now.gres.partitions) and not is_held
 
 
 def is_bad(job: QueueJob) -> bool:

@@ -5,16 +5,19 @@ Waking is by name in both. Every call tells Slurm, and returns what Slurm said a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from almanac.power_config import ActuatorName
+from slurm_hooks.last_look import Facts, must_still_hold
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON
 from slurm_hooks.power.plan import Kept
-from slurm_hooks.power.settings import KeptOn, counted, joined
-from telemetry.slurm.backend import SlurmBackend
+from slurm_hooks.power.settings import KeptOn, counted, joined, parse_exceptions
+from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import fold
+
+_MARKS = frozenset({"DRAIN", "DRAINING", "DRAINED", "DOWN", "FAIL", "MAINT", "MAINTENANCE", "RESERVED"})
 
 
 class Actuator(Protocol):
@@ -73,6 +76,40 @@ class ByCount:
     def power_down(self, names: Sequence[str]) -> list[str]:
         """Slurm does it by the count."""
         return []
+
+
+def mark_facts(node: Node) -> Facts:
+    """What an operator did to a node. Its sleep is left out: to wake it does no harm."""
+    return {"is_marked": bool(node.states & _MARKS), "reason": node.reason, "reservation": node.reservation}
+
+
+def unchanged(
+    backend: SlurmBackend,
+    names: Sequence[str],
+    before: Mapping[str, Node],
+    facts_of: Callable[[Node], Facts],
+    note: Callable[[str, str], None] = lambda name, why: None,
+) -> tuple[str, ...]:
+    """The names of nodes that Slurm still shows as before. note: hears of the others, and why. Raises CommandError."""
+    relied_on = {name: facts_of(before[name]) for name in names if name in before}
+    changed = must_still_hold(relied_on, lambda asked: {each.name: facts_of(each) for each in backend.nodes(asked)})
+    for name, why in changed.items():
+        note(name, why)
+    return tuple(name for name in names if name in relied_on and name not in changed)
+
+
+def set_exceptions(backend: SlurmBackend, before: str, wanted: str) -> list[str]:
+    """Replace SuspendExcNodes, unless somebody else did; what Slurm said against it."""
+    key = "SuspendExcNodes"
+    changed = must_still_hold({key: {key: before}}, lambda _: {key: {key: stands_now(backend)}})
+    if changed:
+        return [f"{key} {changed[key]}; the next run decides again"]
+    said, stands = backend.set_suspend_exceptions(wanted), stands_now(backend)
+    return said or ([] if stands == wanted else [f"{key} is {stands!r} after it was set to {wanted!r}"])
+
+
+def stands_now(backend: SlurmBackend) -> str:
+    return joined(parse_exceptions(backend.suspend_exceptions()))
 
 
 def wake(backend: SlurmBackend, names: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from telemetry.slurm.commands import SlurmCommands
 DOWN = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
 UP = frozenset({"POWER_UP", "POWERING_UP"})
 CUT_FROM = frozenset({"IDLE", "DOWN"})
-MAX_AGE_S = 2.0
+MAX_AGE_S = 0.5
 _LINE = re.compile(r"NodeName=(\S+) .*? State=(\S+)")
 _SYMBOLS = "*~#!%$@^-"
 
@@ -50,7 +50,7 @@ def parse_states(text: str) -> dict[str, frozenset[str]]:
 
 
 class NodeStates:
-    """What Slurm says of some nodes, asked for all at once, and again where an answer is older than two seconds."""
+    """What Slurm says of some nodes, asked for all at once, and again where an answer is older than MAX_AGE_S."""
 
     def __init__(
         self, commands: SlurmCommands, nodes: Sequence[str], clock: Callable[[], float] = time.monotonic

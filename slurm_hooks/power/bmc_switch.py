@@ -11,12 +11,13 @@ import syslog
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from almanac.units import printable
+from slurm_hooks.last_look import Facts, must_still_hold
 from slurm_hooks.power.bmc_file import BmcFile
 from slurm_hooks.power.bmc_guard import NodeStates, why_not_off, why_not_on
 from slurm_hooks.power.bmc_methods import Method, method_of
@@ -99,11 +100,12 @@ class Switch:
         if method.status() == self.wanted:
             return "already", f"it was {self.wanted}"
         if self.wanted == "off" and method.can_soften and self.file.soft_s > 0:
+            self._check(node)  # a BMC takes long to answer
             with contextlib.suppress(BmcError):
                 method.set("soft")
                 if self._is_reached(method, self.file.soft_s):
                     return "done", "shut down by itself"
-            self._check(node)
+        self._check(node)
         method.set(self.wanted)
         if not self._is_reached(method, self.file.timeout_s):
             raise BmcError(f"not {self.wanted} after {self.file.timeout_s:g} s")
@@ -112,14 +114,19 @@ class Switch:
     def _check(self, node: str) -> None:
         if self.stop.is_set():
             raise StoppedError
+        refusals: dict[str, Facts] = {}
+
+        def read(nodes: Collection[str]) -> dict[str, Facts]:
+            why = why_not_off if self.wanted == "off" else why_not_on
+            refusals.update({each: {"refusal": why(self.states.of(each))} for each in nodes})
+            return refusals
+
         try:
-            states = self.states.of(node)
+            if must_still_hold({node: {"refusal": ""}}, read):
+                raise RefusedError(refusals[node]["refusal"])
         except BmcError:
-            if self.wanted == "on":
-                return
-            raise
-        if reason := (why_not_off if self.wanted == "off" else why_not_on)(states):
-            raise RefusedError(reason)
+            if self.wanted == "off":
+                raise
 
     def _is_reached(self, method: Method, within_s: float) -> bool:
         """Whether the node has the wanted power before the time is up; a method that cannot tell is believed."""

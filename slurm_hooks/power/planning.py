@@ -6,7 +6,7 @@ Node sets that cannot be decided hold: nothing of them powers down, and the node
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
@@ -91,7 +91,7 @@ class SetPlan:
 class PowerPlan:
     """What one run does. exceptions: the new SuspendExcNodes; None: it stays. memory: the state after the run.
 
-    around: what the nodes were judged by.
+    around: what the nodes were judged by. nodes: as Slurm showed them. held: why an operator holds almanac; "": not.
     """
 
     now_s: int
@@ -102,6 +102,8 @@ class PowerPlan:
     around: Surroundings
     exceptions: str | None
     fault: str = ""
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    held: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,10 @@ class Planner:
         listed = self.backend.nodes()
         exceptions = self._site_exceptions(settings, memory, listed)
         actuator = self._actuator(settings, exceptions)
-        ahead_s = RESERVED_AHEAD_S + settings.suspend_timeout_s + settings.resume_timeout_s
-        around = Surroundings(
-            excluded=replace(settings, exceptions=exceptions).excluded(listed) | self._excluded(),
-            reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
-            memory=memory.nodes,
-            tiers=self.config.tiers,
-            takes_any=actuator.name == "count",
-        )
-        hold = self.folder.hold_reason() or fault or self._accounting_fault()
+        around = self._surroundings(settings, exceptions, listed, now_s)
+        around = replace(around, memory=memory.nodes, tiers=self.config.tiers, takes_any=actuator.name == "count")
+        held = self.folder.hold_reason()
+        hold = held or fault or self._accounting_fault()
         pending = self.backend.pending(Counts())
         nodes = {node.name: node for node in listed}
         sets: list[SetPlan] = []
@@ -152,7 +149,23 @@ class Planner:
         memory = replace(memory, run_s=now_s, since_s=memory.since_s or now_s)
         if wanted is not None:
             memory = replace(memory, exceptions=joined(exceptions), told=(*memory.told[-1:], wanted))
-        return PowerPlan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault)
+        return PowerPlan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault, nodes, held)
+
+    def surroundings_now(self, plan: PowerPlan) -> Surroundings:
+        """What a plan's nodes are judged by, with Slurm's exceptions and reservations of now. Raises CommandError."""
+        settings, listed = read_settings(self.backend), list(plan.nodes.values())
+        exceptions = self._site_exceptions(settings, plan.memory, listed)
+        now = self._surroundings(settings, exceptions, listed, int(self.clock()))
+        return replace(plan.around, excluded=now.excluded, reserved_soon=now.reserved_soon)
+
+    def _surroundings(
+        self, settings: PowerSettings, exceptions: tuple[KeptOn, ...], listed: Sequence[Node], now_s: int
+    ) -> Surroundings:
+        ahead_s = RESERVED_AHEAD_S + settings.suspend_timeout_s + settings.resume_timeout_s
+        return Surroundings(
+            excluded=replace(settings, exceptions=exceptions).excluded(listed) | self._excluded(),
+            reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
+        )
 
     def _memory(self, now_s: int) -> tuple[PowerState, str]:
         try:

@@ -5,7 +5,7 @@ A run that is killed leaves nothing half done that the next one would not see in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from almanac import __version__
 from almanac.errors import StoreError
 from almanac.power_config import PowerMode
 from almanac.records import Counts
-from slurm_hooks.power.actuators import ByName, quarantine, resume, wake
+from slurm_hooks.last_look import Facts, must_still_hold, node_facts
+from slurm_hooks.power.actuators import ByName, mark_facts, quarantine, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import power_nodes
 from slurm_hooks.power.plan import confirmed
 from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
-from slurm_hooks.power.settings import joined, parse_exceptions
+from slurm_hooks.power.settings import joined
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import fold
 from telemetry.slurm.node_sets import live_demand, members
@@ -77,7 +78,7 @@ class PowerRun:
         self._write_down(plan, "apply")
         if not plan.fault:
             self.planner.folder.save(plan.memory)
-        outcomes = [self._wake(each) for each in plan.sets]
+        outcomes = [self._wake(each, plan) for each in plan.sets]
         said = self._tell_exceptions(plan)
         outcomes = [self._power_down(each, plan) for each in outcomes]
         if any(each.acts for each in plan.sets):
@@ -108,37 +109,59 @@ class PowerRun:
             for what, names in orders.items() if names
         ]  # fmt: skip
 
-    def _wake(self, each: SetPlan) -> SetOutcome:
-        failed, retries = each.failures, self.planner.config.power.wake_retries
-        said = wake(self._backend, (*each.chosen.wake, *failed.again))
-        said += resume(self._backend, failed.back)
-        said += quarantine(self._backend, failed.give_up, retries)
-        said += ByName(self._backend).power_down(failed.lost)
+    def _wake(self, each: SetPlan, plan: PowerPlan) -> SetOutcome:
+        failed, retries, backend = each.failures, self.planner.config.power.wake_retries, self._backend
+
+        def still(names: Sequence[str], facts_of: Callable[[Node], Facts] = node_facts) -> tuple[str, ...]:
+            return unchanged(backend, names, plan.nodes, facts_of, lambda name, why: self._drop(each, plan, name, why))
+
+        said = wake(backend, still((*each.chosen.wake, *failed.again), mark_facts))
+        said += resume(backend, still(failed.back))
+        said += quarantine(backend, still(failed.give_up), retries)
+        said += ByName(backend).power_down(still(failed.lost))
         return SetOutcome(each, tuple(said))
+
+    def _drop(self, each: SetPlan, plan: PowerPlan, name: str, why: str) -> None:
+        row = {
+            "time_s": plan.now_s, "cluster": self.planner.cluster, "node_set": each.node_set, "what": "dropped",
+            "nodes": name, "number": 1, "mode": "apply", "reason": why, "almanac": __version__,
+        }  # fmt: skip
+        self.planner.folder.log.append([row], plan.now_s)
 
     def _tell_exceptions(self, plan: PowerPlan) -> list[str]:
         """Set SuspendExcNodes where it differs: Slurm forgets the value when it reads slurm.conf again."""
-        if plan.exceptions is None or joined(plan.settings.exceptions) == plan.exceptions:
+        before = joined(plan.settings.exceptions)
+        if plan.exceptions is None or before == plan.exceptions:
             return []
-        said = self._backend.set_suspend_exceptions(plan.exceptions)
-        stands = joined(parse_exceptions(self._backend.suspend_exceptions()))
-        if not said and stands != plan.exceptions:
-            return [f"SuspendExcNodes is {stands!r} after it was set to {plan.exceptions!r}"]
-        return said
+        if self.planner.folder.hold_reason() != plan.held:
+            return ["SuspendExcNodes is left: `almanac power hold` changed meanwhile"]
+        return set_exceptions(self._backend, before, plan.exceptions)
 
     def _power_down(self, outcome: SetOutcome, plan: PowerPlan) -> SetOutcome:
-        """Of the nodes chosen, those that Slurm still shows as they were a moment ago."""
+        """Of the nodes chosen, those that may still power down."""
         wanted = outcome.plan.chosen.power_down
         if not wanted or plan.actuator.name == "count":
             return outcome
-        if self.planner.folder.hold_reason():
-            return replace(outcome, changed=wanted)
-        nodes = {node.name: node for node in self._backend.nodes()}
-        now = power_nodes(wanted, nodes, plan.around, plan.now_s)
-        fit = tuple(each.name for each in now if may_power_down(each, outcome.plan.limits, plan.now_s))
-        said = plan.actuator.power_down(fit)
-        changed = tuple(name for name in wanted if name not in fit)
-        return replace(outcome, said=(*outcome.said, *said), changed=changed)
+
+        def read(names: Collection[str]) -> dict[str, Facts]:
+            around = self.planner.surroundings_now(plan)
+            nodes = {node.name: node for node in self._backend.nodes(names)}
+            held = self.planner.folder.hold_reason()
+            return {
+                each.name: {
+                    "hold": held,
+                    "is fit": may_power_down(each, outcome.plan.limits, plan.now_s),
+                    "reason": nodes[each.name].reason,
+                }
+                for each in power_nodes(sorted(nodes), nodes, around, plan.now_s)
+            }
+
+        relied_on = {name: {"hold": "", "is fit": True, "reason": plan.nodes[name].reason} for name in wanted}
+        changed = must_still_hold(relied_on, read)
+        said = plan.actuator.power_down([name for name in wanted if name not in changed])
+        for name, why in changed.items():
+            self._drop(outcome.plan, plan, name, why)
+        return replace(outcome, said=(*outcome.said, *said), changed=tuple(changed))
 
     def _look_again(self, outcomes: Sequence[SetOutcome], plan: PowerPlan) -> list[SetOutcome]:
         nodes = {node.name: node for node in self._backend.nodes()}

@@ -6,14 +6,15 @@ It needs slurmctld only. No store, model, lock or state is asked, so that a brok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from almanac.config import Config
 from almanac.errors import RequestError
-from slurm_hooks.power.actuators import resume, wake
+from slurm_hooks.last_look import node_facts
+from slurm_hooks.power.actuators import mark_facts, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, RESUME_FAILED
-from slurm_hooks.power.settings import KeptOn, joined, parse_exceptions, read_settings
+from slurm_hooks.power.settings import KeptOn, joined, read_settings
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import expand, fold
 from telemetry.slurm.node_sets import members
@@ -69,21 +70,25 @@ def wake_now(
     """
     settings = read_settings(backend)
     until_s = clock() + settings.suspend_timeout_s + SLACK_S
-    first = _sorted_out(backend, names)
-    said = resume(backend, first.undrained)
-    said += wake(backend, first.woken)
+    nodes = {node.name: node for node in backend.nodes()}
+    first = _sorted_out(nodes, names)
+    said = resume(backend, unchanged(backend, first.undrained, nodes, node_facts))
+    said += wake(
+        backend,
+        unchanged(backend, first.woken, nodes, lambda node: {} if node.name in first.undrained else mark_facts(node)),
+    )
     late = first.late
     while late and clock() < until_s:
         sleep(2.0)
-        again = _sorted_out(backend, late)
-        said += wake(backend, again.woken)
+        nodes = {node.name: node for node in backend.nodes()}
+        again = _sorted_out(nodes, late)
+        said += wake(backend, unchanged(backend, again.woken, nodes, mark_facts))
         late = again.late
     woken = tuple(name for name in (*first.woken, *first.late) if name not in late)
     return Woken(woken, first.undrained, first.left, late, tuple(said))
 
 
-def _sorted_out(backend: SlurmBackend, names: Collection[str]) -> Woken:
-    nodes = {node.name: node for node in backend.nodes()}
+def _sorted_out(nodes: Mapping[str, Node], names: Collection[str]) -> Woken:
     woken, undrained, left, late = [], [], [], []
     for name in names:
         node = nodes.get(name)
@@ -111,9 +116,7 @@ def keep_on(backend: SlurmBackend, names: Collection[str]) -> list[str]:
     own = frozenset(names)
     kept = [each for each in settings.exceptions if each.count is None or not own & _nodes_or_none(each)]
     wanted = joined((*kept, KeptOn(fold(sorted(own)))))
-    said = backend.set_suspend_exceptions(wanted)
-    stands = joined(parse_exceptions(backend.suspend_exceptions()))
-    return said or ([] if stands == wanted else [f"SuspendExcNodes is {stands!r}, and Slurm may power them down again"])
+    return set_exceptions(backend, joined(settings.exceptions), wanted)
 
 
 def _nodes_or_none(entry: KeptOn) -> frozenset[str]:

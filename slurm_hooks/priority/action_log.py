@@ -12,18 +12,20 @@ from typing import Any, Literal
 
 from almanac.units import DAY_S
 from slurm_hooks.json_lines import JsonLines
+from slurm_hooks.last_look import standing
 
 KEEP_DAYS = 90
 """Older lines are not looked at: what they say a job was given is then taken for somebody else's."""
 
 
-ActionKind = Literal["set", "clear", "ignored", "agreed"]
+ActionKind = Literal["set", "clear", "ignored", "agreed", "dropped"]
 
 
 @dataclass(frozen=True)
 class LoggedAction:
     """One line. what: "set" (sent to Slurm), "clear" (sent 0 to Slurm), "ignored" (Slurm reported no error, but the
-    factor stayed `old`), or "agreed" (the job already had its site factor, so nothing was sent).
+    factor stayed `old`), "agreed" (the job already had its site factor, so nothing was sent), or "dropped" (the job
+    changed, so that the order of the line before was not sent).
     old, new: site factors. model: version of the trained model.
 
     gpu_time_s: the GPU-time that the new factor stands for, GPU-seconds; None of a clearing.
@@ -59,7 +61,8 @@ class ActionLog:
         Raises StoreError.
         """
         rows = self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)
-        return {action.job_id: action for action in _actions(rows) if action.cluster == cluster}
+        actions = (action for action in _actions(rows) if action.cluster == cluster)
+        return standing(actions, lambda action: action.job_id, lambda action: action.what == "dropped")
 
     def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
         """The number of lines that match. Raises StoreError."""

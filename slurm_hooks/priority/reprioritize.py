@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from almanac import __version__
 from almanac.errors import CommandError, NotAllowedError
 from almanac.records import Counts, PriorityAdvice, Request
 from almanac.units import format_duration
+from slurm_hooks.last_look import Facts, job_facts, must_still_hold
 from slurm_hooks.priority.action_log import ActionKind, ActionLog, LoggedAction
 from telemetry.slurm.backend import FactorChange, PendingJob, SiteFactor, SlurmBackend
 
-BATCH = 500
-"""Changes that one command makes: each is a request of its own to slurmctld, of 1 to 2 ms."""
+BATCH = 200
+"""Changes that one look and one command are for: each is a request of its own to slurmctld, of 1 to 2 ms. So the last
+one is told about 0.3 s after its look.
+"""
 _DENIED = re.compile(r"(?:[0-9_,%:\[\]-]+: )?(?:Access/permission denied|Invalid user id)(?: for job \S+)?")
 """Slurm's words to an owner, and to a user who is neither owner nor operator (22.05 and 26.05)."""
 
@@ -42,8 +45,8 @@ class SiteFactorChange:
 
 @dataclass(frozen=True)
 class ReprioritizeOutcome:
-    """What became of the changes. gone: the job has started, ended or been held meanwhile. ignored: Slurm said nothing
-    against it, and the factor is as it was. failed: it is as it was, and Slurm said why.
+    """What became of the changes. gone: the job has started, ended, or been held or changed meanwhile.
+    ignored: Slurm said nothing against it, and the factor is as it was. failed: it is as it was, and Slurm said why.
     """
 
     taken: int = 0
@@ -213,6 +216,10 @@ def clearing(
     return changes
 
 
+def _facts(job: PendingJob, factor: SiteFactor | None) -> Facts:
+    return {**job_facts(job), "site factor": factor and factor.value, "own priority": factor and factor.is_explicit}
+
+
 @dataclass
 class Actor:
     """Makes changes: the record first, then Slurm. clock: seconds since 1970; model: version of the trained model."""
@@ -230,9 +237,13 @@ class Actor:
         """
         said: list[str] = []
         silent: set[int] = set()
+        sent: list[SiteFactorChange] = []
         for first in range(0, len(changes), self.batch):
             part = changes[first : first + self.batch]
             self.log.append([self._action(change) for change in part], int(self.clock()))
+            if not (part := self._unchanged(part)):
+                continue
+            sent += part
             try:
                 answer = self.backend.set_site_factors([FactorChange(change.job, change.new) for change in part])
             except CommandError as error:
@@ -246,7 +257,28 @@ class Actor:
             said += answer
             if not answer:
                 silent.update(change.job.job_id for change in part)
-        return self._outcome(changes, silent, said) if changes else ReprioritizeOutcome()
+        found = self._outcome(sent, silent, said) if sent else ReprioritizeOutcome()
+        return replace(found, gone=found.gone + len(changes) - len(sent))
+
+    def _unchanged(self, changes: Sequence[SiteFactorChange]) -> list[SiteFactorChange]:
+        """The changes of jobs that are as they were planned; the others get a line in the record."""
+        jobs: dict[int, PendingJob] = {}
+
+        def read(job_ids: Collection[int]) -> dict[int, Facts]:
+            jobs.update({job.job_id: job for job in self.backend.pending(Counts(), job_ids)})
+            factors = self.backend.site_factors()
+            return {number: _facts(job, factors.get(number)) for number, job in jobs.items()}
+
+        relied_on = {each.job.job_id: _facts(each.job, SiteFactor(each.old)) for each in changes}
+        changed = must_still_hold(relied_on, read)
+        dropped = [
+            replace(self._action(each, "dropped"), reason=why)
+            for each in changes
+            if (why := changed.get(each.job.job_id))
+        ]
+        self.log.append(dropped, int(self.clock()))
+        # Tasks of an array that got records of their own meanwhile are not named any more.
+        return [replace(each, job=jobs[each.job.job_id]) for each in changes if each.job.job_id not in changed]
 
     def note(self, agreed: Sequence[SiteFactorChange]) -> None:
         """Record the predicted GPU-time of jobs that already have their site factor. Raises StoreError."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from advisor.decisions.restart import Request, RunningJob
+from slurm_hooks.last_look import Facts, must_still_hold
 
 UPDATE_S = 20.0
 """How long the update is tried: slurmctld refuses it while the job's processes end."""
@@ -104,24 +105,61 @@ class Moved:
     why: str = ""
 
 
-def move(job_id: str, change: str, run: Run, sleep: Callable[[float], None] = time.sleep) -> Moved:
-    """Requeue and hold the job, change its request, and release it.
+_CHOICES = (
+    "UserId", "Account", "QOS", "Comment", "AdminComment", "Nice", "TimeLimit", "Requeue", "Features", "ReqNodeList",
+    "ExcNodeList", "Reservation", "TresPerNode", "TresPerJob", "TresPerTask", "TresPerSocket",
+)  # fmt: skip
+_RUN = ("JobState", "SubmitTime", "StartTime", "Restarts", "Partition", "Dependency", "Deadline")
+
+
+def _facts(shown: ShownJob) -> Facts:
+    """What owners and operators choose; an operator's hold has another reason."""
+    is_running = shown.field("JobState") == "RUNNING"
+    chosen = {name: shown.field(name) for name in (*_CHOICES, *(_RUN if is_running else ()))}
+    state = shown.field("JobState")
+    is_left = state in ("CANCELLED", "") or shown.field("Reason").startswith("JobHeldAdmin")
+    return {**chosen, "is cancelled or held by an operator": is_left}
+
+
+def move(job: ShownJob, change: str, run: Run, sleep: Callable[[float], None] = time.sleep) -> Moved:
+    """Requeue and hold the job, change its request, and release it: each only if nobody changed the job meanwhile.
 
     slurmctld ends this very process some time after the first step (KillWait), so nothing in between waits. While the
     job completes, all of it is accepted (seen on 22.05.8); but the start time is set again when the job has completed,
     so it waits for Slurm's requeue delay of 121 s. The job is released even where the change fails: it then runs again
     as it was.
     """
+    job_id, facts = job.field("JobId"), _facts(job)
+
+    def why_not(relied_on: Facts) -> str:
+        def read(_: Collection[str]) -> dict[str, Facts]:
+            done = run(["scontrol", "-d", "-o", "show", "job", job_id])
+            return {} if done.code else {job_id: _facts(ShownJob(done.stdout.decode("utf-8", "replace")))}
+
+        return must_still_hold({job_id: relied_on}, read).get(job_id, "")
+
+    if why := why_not(facts):
+        return Moved(False, why=why)
     held = run(["scontrol", "requeuehold", job_id])
     if held.code:
         return Moved(False, why=held.said)
-    tries = max(1, round(UPDATE_S / PAUSE_S))
-    for attempt in range(tries):
-        changed = run(["scontrol", "update", f"jobid={job_id}", change])
-        if not changed.code:
+    queued = {name: value for name, value in facts.items() if name not in _RUN}
+    said, is_changed = "", False
+    end = max(1, round(UPDATE_S / PAUSE_S))
+    for attempt in range(end):
+        if said := why_not(queued):
             break
-        if attempt + 1 < tries:
+        changed = run(["scontrol", "update", f"jobid={job_id}", change])
+        is_changed, said = not changed.code, changed.said if changed.code else ""
+        if is_changed:
+            break
+        if attempt + 1 < end:
             sleep(PAUSE_S)
-    run(["scontrol", "update", f"jobid={job_id}", "starttime=now"])
+    # What was changed is not compared any more; an operator's hold is.
+    left = {name: facts[name] for name in facts if name.startswith("is ")}
+    if not why_not(left):
+        run(["scontrol", "update", f"jobid={job_id}", "starttime=now"])
+    if why := why_not(left):
+        return Moved(True, is_changed, said or why)
     released = run(["scontrol", "release", job_id])
-    return Moved(True, not changed.code, changed.said if changed.code else released.said if released.code else "")
+    return Moved(True, is_changed, said or (released.said if released.code else ""))

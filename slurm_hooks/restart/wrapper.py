@@ -116,17 +116,17 @@ class Session:
 
     def move(self, plan: Plan, why: str) -> bool:
         """Restart the job on the next type, looked up again; whether it is queued again. Raises CommandError."""
-        target = self._destination(plan.job, plan.site)
-        if target.why_not:
-            say(f"{why}; the job is not moved: {target.why_not}")
+        shown, target = ShownJob(self._shown(plan.job_id)), self._destination(plan.job, plan.site)
+        has_changed = running_job(shown, self._uid, plan.job.appends_output) != plan.job
+        if target.why_not or has_changed:
+            say(f"{why}; the job is not moved: {target.why_not or 'its options changed since it started'}")
             return False
         text = f"{why}; moving job {plan.job_id} from gpu:{plan.job.gpu_type} to gpu:{target.gpu_type}"
         if self._options.is_dry_run:
             say(f"{text}: not done (--dry-run)")
             return False
         say(f"{text}; it starts again after Slurm's requeue delay, about 2 min")
-        change = ShownJob(self._shown(plan.job_id)).changed(target.gpu_type)
-        done = slurm_job.move(plan.job_id, change, self._run)
+        done = slurm_job.move(shown, shown.changed(target.gpu_type), self._run)
         if not done.is_requeued:
             say(f"Slurm did not requeue the job: {done.why}")
         elif not done.is_changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -139,8 +139,10 @@ class SlurmBackend(Protocol):
     def configuration(self) -> str:
         """slurmctld's settings, one `Key = value` a line; at least those of the priority plugin."""
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
-        """Every pending record, oldest number first; one that cannot be read is counted and left out."""
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
+        """Every pending record, or at least those of some jobs, oldest number first; one that cannot be read is counted
+        and left out.
+        """
 
     def site_factors(self) -> dict[int, SiteFactor]:
         """By record number, of the pending jobs that Slurm ranks now; held ones and those not yet eligible are not
@@ -154,8 +156,8 @@ class SlurmBackend(Protocol):
         Raises CommandError as soon as slurmctld is out of reach, and after slurm.timeout_s: some may have been told.
         """
 
-    def nodes(self) -> list[Node]:
-        """Every node, by name."""
+    def nodes(self, names: Collection[str] = ()) -> list[Node]:
+        """Every node, or at least those of some names, by name."""
 
     def reservations(self) -> list[Reservation]:
         """Those that have not ended, with nodes."""

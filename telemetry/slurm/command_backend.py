@@ -5,8 +5,9 @@ Numbers of text output only: what users write (names, comments) is read from JSO
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from almanac.units import printable
 from telemetry.slurm.backend import FactorChange, Node, NodeState, PendingJob, Reservation, SiteFactor
 from telemetry.slurm.commands import Done, Runner, controller_config
 from telemetry.slurm.hostlist import expand, fold
-from telemetry.slurm.queue_json import nodes_of, pending_jobs, records
+from telemetry.slurm.queue_json import nodes_of, pending_jobs, queue_of, records
 
 _FACTORS = "%i|%Y|%S|%A|%B|%F|%J|%P|%Q|%N|%T"
 """Number, priority, site factor, then every other part of the priority; %T is a list."""
@@ -62,8 +63,8 @@ class CommandBackend:
             raise CommandError(f"`scontrol show config` shows no {name}", "check that slurmctld answers")
         return found[1]
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
-        return pending_jobs(self.commands(["squeue", "-a", "-t", "PENDING", "--json"]), self.cluster(), counts)
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
+        return pending_jobs(queue_of(self.commands, job_ids, "-t", "PENDING"), self.cluster(), counts)
 
     def site_factors(self) -> dict[int, SiteFactor]:
         """sprio prints a job once for each of its partitions; the site factor is the same in all of them."""
@@ -90,8 +91,13 @@ class CommandBackend:
         said = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
         return said or ([f"scontrol ended with {done.code}"] if done.code else [])
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[Node]:
         """sinfo of 22.05 lists nodes; that of later releases lists groups of them, but their scontrol has JSON."""
+        if names:
+            with contextlib.suppress(CommandError):  # 22.05 has no JSON there, and a name may be gone
+                asked = self.commands(["scontrol", "show", "nodes", fold(list(names)), "--json"])
+                if some := records(asked, "nodes"):
+                    return nodes_of(some)
         found = records(self.commands(["sinfo", "--json"]), "nodes")
         if found is None:
             found = records(self.commands(["scontrol", "show", "nodes", "--json"]), "nodes")

@@ -6,7 +6,7 @@ From JSON, and by Slurm's commands only: no name or comment can forge a record.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.node_states import is_in_service
-from telemetry.slurm.queue_json import address, nodes_of, queued, records
+from telemetry.slurm.queue_json import address, nodes_of, queue_of, queued, records
 from telemetry.sources.sacct_json import number, words
 
 ANY_TYPE = ""
@@ -28,6 +28,7 @@ _FIELDS: tuple[tuple[RequestKey, str], ...] = (
     ("TresPerTask", "tres_per_task"),
     ("TresPerSocket", "tres_per_socket"),
 )
+_MARKS = ("nice", "admin_comment", "deadline", "resv_name", "licenses", "shared", "time_minimum", "prefer", "qos")
 TYPE = r"(?![0-9]+(?:[:=,]|\Z))[\w.+-]{1,64}"
 _ASKED = re.compile(rf"(?:gres[:/])?gpu(?:[:/](?P<type>{TYPE}))?(?:[:=][0-9]{{1,9}})?", re.ASCII)
 _CONFIGURED = re.compile(rf"gpu(?::(?P<type>{TYPE}))?:(?P<count>[0-9]{{1,9}})", re.ASCII)
@@ -41,7 +42,8 @@ class GresJob:
     requests: by scontrol's key, the text that Slurm shows; parts without text are left out. priority: 0 if held, or if
     Slurm found no node for it. reason: upper case, without what follows a comma. cpus: of the whole job. memory_mib:
     per node, 0 for a node's whole memory; None where it depends on the node. wants_gpu: Slurm counts GPUs for it.
-    is_plain: no part of a heterogeneous job, no cron job, no reservation, no whole nodes (26.05 does not tell).
+    is_plain: no part of a heterogeneous job, no cron job, no reservation, no whole nodes (26.05 does not tell). marks:
+    other choices of owners and operators, only to see that they change.
     """
 
     job_id: int
@@ -65,6 +67,7 @@ class GresJob:
     time_limit_s: int | None = None
     is_array: bool = False
     is_plain: bool = True
+    marks: tuple[str, ...] = ()
 
     @property
     def asked_types(self) -> frozenset[str]:
@@ -94,9 +97,9 @@ class GresQueue:
     unreadable: int = 0
 
 
-def read_gres_queue(commands: Runner, cluster: str) -> GresQueue:
-    """Every pending record of a cluster now. Raises CommandError."""
-    return gres_queue(commands(["squeue", "-a", "-t", "PENDING", "--json"]), cluster)
+def read_gres_queue(commands: Runner, cluster: str, job_ids: Collection[int] = ()) -> GresQueue:
+    """Every pending record of a cluster now, or at least those of some jobs. Raises CommandError."""
+    return gres_queue(queue_of(commands, job_ids, "-t", "PENDING"), cluster)
 
 
 def read_gres_nodes(commands: Runner) -> tuple[GresNode, ...]:
@@ -162,6 +165,7 @@ def _job(record: Mapping[str, Any]) -> GresJob:
         time_limit_s=None if limit_min is None else limit_min * 60,
         is_array=array_id is not None and task_id is None,
         is_plain=not (is_het or any(special) or words(record.get("shared"))),
+        marks=tuple(str(record.get(key)) for key in _MARKS),
     )
 
 

@@ -6,7 +6,7 @@ From JSON: no name or comment can forge a record.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from telemetry.slurm.backend import Node, PendingJob
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.gres_queue import GresJob, gres_record
 from telemetry.slurm.hostlist import expand
-from telemetry.slurm.queue_json import queue_record, queued
+from telemetry.slurm.queue_json import queue_of, queue_record, queued
 from telemetry.sources.sacct_json import number, words
 
 RUNNING = "RUNNING"
@@ -81,7 +81,14 @@ class QueueView:
 
 def read_queue(commands: Runner, cluster: str) -> tuple[tuple[QueueJob, ...], int]:
     """The jobs of a cluster that have not ended, and the number of records that cannot be read. Raises CommandError."""
-    return queue_jobs(commands(["squeue", "-a", "--json"]), cluster)
+    return queue_jobs(queue_of(commands, ()), cluster)
+
+
+def read_jobs(commands: Runner, cluster: str, job_ids: Collection[int]) -> dict[int, QueueJob]:
+    """Those of some jobs that have not ended. Raises CommandError, also where a record cannot be read."""
+    jobs, unreadable = queue_jobs(queue_of(commands, job_ids), cluster)
+    require_readable(unreadable)
+    return {job.job_id: job for job in jobs if job.job_id in job_ids}
 
 
 def queue_jobs(data: bytes, cluster: str) -> tuple[tuple[QueueJob, ...], int]:

@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class PyslurmBackend:
         with _told(self.pyslurm):
             return str(self.pyslurm.slurmctld.Config.load().cluster_name)
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
         with _told(self.pyslurm):
             waiting = [job for job in self.pyslurm.Jobs.load().values() if job.state == "PENDING"]
         split = Counter(job.array_id for job in waiting if job.array_id and not job.array_tasks_waiting)
@@ -92,7 +92,7 @@ class PyslurmBackend:
             return str(error) or "Slurm gave no reason"
         return ""
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[Node]:
         with _told(self.pyslurm):
             found = list(self.pyslurm.Nodes.load().values())
         return sorted((_node(node) for node in found), key=lambda node: node.name)

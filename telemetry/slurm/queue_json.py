@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from almanac.errors import CommandError
@@ -16,6 +16,7 @@ from almanac.records import Counts
 from almanac.tres import parse_gpus
 from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node, PendingJob
+from telemetry.slurm.commands import Runner
 from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import number, words
 
@@ -44,6 +45,20 @@ def queued(data: bytes) -> list[Mapping[str, Any]]:
     if found is None:
         raise CommandError("squeue --json gave no list of jobs", "install Slurm's JSON serializer plugin")
     return found
+
+
+def queue_of(commands: Runner, job_ids: Collection[int], *options: str) -> bytes:
+    """`squeue --json` of these jobs; all jobs where none are named. Raises CommandError.
+
+    22.05 lists every job all the same. squeue fails where it is asked for one job alone, and that is gone.
+    """
+    asked = ["-j", ",".join(map(str, sorted(job_ids)))] if job_ids else []
+    try:
+        return commands(["squeue", "-a", *options, "--json", *asked])
+    except CommandError as error:
+        if asked and "Invalid job id" in str(error):
+            return b'{"jobs": []}'
+        raise
 
 
 def pending_jobs(data: bytes, cluster: str, counts: Counts) -> list[PendingJob]:

@@ -194,6 +194,44 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
     assert len(history.delays_s) == 1
 
 
+@pytest.mark.parametrize(
+    ("who", "change", "shown"),
+    [
+        ("alice", "comment=almanac:any-gpu", {"Comment": "almanac:any-gpu"}),
+        ("alice", "requeue=0", {"Requeue": "0"}),
+        ("alice", "timelimit=5", {"TimeLimit": "00:05:00"}),
+        ("root", "admincomment=leave_it", {"AdminComment": "leave_it"}),
+    ],
+)
+def test_what_is_changed_during_the_checkpoint_is_not_overwritten(
+    site: Site, tmp_path: Path, who: str, change: str, shown: Mapping[str, str]
+) -> None:
+    settings = replace(BY_FEATURE, requeue=True, requeue_delay_s=1, start_up_s=1)
+    almanac = Almanac(site, tmp_path, settings, {"hbm40g": 80_000, "hbm80g": 8_000})
+    ask = ("-C", "gpu&hbm40g", "--gres=gpu:1", "--mem=100", "-t", "1-00:00:00", MOVABLE, "--signal=B:USR1@3")
+    job = site.sbatch("alice", *ask, "--requeue", "-o", "/dev/null", script=CHECKPOINTING)
+    site.wait_for(job, "RUNNING")
+    submit_line = ("sacct", "-j", str(job), "-nPX", "-o", "SubmitLine")
+    wait_until("the submit line", lambda: bool(site.run("ctl", "root", *submit_line).stdout.strip()), 30)
+    made = almanac.plan()
+    moves, counts = almanac.moves(made, 2 * 3600)
+    assert [move.job.job_id for move in moves] == [job], counts.dropped
+
+    def sleep(seconds: float) -> None:
+        """Somebody's command, while almanac waits for the checkpoint."""
+        site.run("ctl", who, "scontrol", "update", f"jobid={job}", change)
+        time.sleep(seconds)
+
+    actor = PlacementActor(almanac.commands, almanac.backend, almanac.log, almanac.cluster, settings, time.time, sleep)
+    outcome = actor.apply(made, moves)
+    assert (outcome.requeued, outcome.changed) == (0, 1)
+    now = site.job(job)
+    assert (now["JobState"], now["Restarts"], now["Features"]) == ("RUNNING", "0", "gpu&hbm40g")
+    assert shown.items() <= now.items()
+    [_, stopped] = almanac.log.read(int(time.time()))
+    assert stopped.what == "stopped" and stopped.reason.startswith("changed meanwhile: ")
+
+
 @contextmanager
 def _typed(site: Site) -> Iterator[None]:
     """n3 and n4 have GPUs of another type for a while."""

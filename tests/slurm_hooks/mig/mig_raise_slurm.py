@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from almanac.errors import CommandError
 from telemetry.slurm.backend import Reservation
 from telemetry.slurm.commands import Done
 
@@ -112,8 +113,11 @@ class FakeSlurm:
     def __call__(self, argv: Sequence[str]) -> bytes:
         command = " ".join(argv)
         self.before(command)
-        if command == "squeue -a -t PENDING --json":
-            return json.dumps({"jobs": [job.record() for job in self.jobs.values()]}).encode()
+        if match := re.fullmatch(r"squeue -a -t PENDING --json(?: -j ([0-9,]+))?", command):
+            asked = set(map(int, match[1].split(","))) if match[1] else self.jobs.keys()
+            if len(asked) == 1 and not asked & self.jobs.keys():
+                raise CommandError("squeue failed with exit code 1: slurm_load_jobs error: Invalid job id specified")
+            return json.dumps({"jobs": [job.record() for job in self.jobs.values() if job.job_id in asked]}).encode()
         if command == "scontrol show nodes --json":
             return json.dumps({"nodes": [node.record() for node in self.nodes]}).encode()
         raise AssertionError(f"unknown command: {command}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,7 +317,7 @@ class Backend:
 
     world: World
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[Node]:
         return self.world.nodes_now()
 
     def __getattr__(self, name: str) -> Any:

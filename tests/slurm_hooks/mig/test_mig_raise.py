@@ -25,6 +25,7 @@ SMALL, MIDDLE, LARGE = "1g.10gb", "2g.20gb", "3g.40gb"
 ASK = {
     "TresPerJob": f"gres/gpu:{SMALL}:1", "TresPerNode": f"gres/gpu:{SMALL}:1", "TresPerTask": f"gres/gpu:{SMALL}=1",
 }  # fmt: skip
+ASK_LINE = f"TresPerJob={ASK['TresPerJob']}"
 APPLY = MigRaise(mode="apply")
 
 
@@ -445,3 +446,50 @@ def test_whatever_happens_no_job_is_left_worse(
 
 def held(kind: str) -> dict[str, Any]:
     return {"reason": "JobHeldUser", "priority": 0} if kind == "held" else {}
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"comment": "almanac:same"},
+        {"priority": 0, "reason": "JobHeldUser"},
+        {"partition": "other"},
+        {"requests": {"TresPerJob": "gres/gpu:2g.20gb:1"}},
+        {"more": {"features": "ib"}},
+        {"more": {"admin_comment": "leave it"}},
+        {"submit_s": 7, "user": "bob"},
+        {"state": "RUNNING"},
+    ],
+)
+def test_no_order_follows_a_change_of_the_job(tmp_path: Path, change: dict[str, Any], is_limited: bool) -> None:
+    """Whatever look of a run the change comes before. With a limit on the larger type, the job is healed, too."""
+    for look in range(1, 9):
+        (folder := tmp_path / str(look)).mkdir()
+        site = Site(FakeSlurm({1: job()}, full_and_idle(), is_scheduling=is_limited), folder)
+        slurm, after, looks = site.slurm, list[str](), 0
+        slurm.limits = {LARGE} if is_limited else set()
+        state = read_state(slurm, slurm, "lab")
+        made = plan_raises(state, {}, APPLY, int(slurm.clock()))
+
+        def before(command: str, slurm: FakeSlurm = slurm, after: list[str] = after, look: int = look) -> None:
+            nonlocal looks
+            if not command.startswith("squeue"):
+                after.append(command)
+                return
+            looks += 1
+            if looks == look:
+                after.clear()
+                slurm.jobs[1] = replace(slurm.jobs[1], **change)
+                slurm.is_scheduling = False
+
+        slurm.before = before
+        RaiseActor(slurm, site.log, "lab", slurm.clock, slurm.sleep, 3.0).apply(made)
+        if looks < look:
+            break
+        # A look decides anew whether a raised job needs its own type back: that undoes nothing of its owner's.
+        assert all(line == f"update jobid=1 {ASK_LINE}" for line in after) if look > 1 else after == []
+        assert {name: getattr(slurm.jobs[1], name) for name in change if name != "requests" or look == 1} == {
+            name: value for name, value in change.items() if name != "requests" or look == 1
+        }
+    assert looks >= 2 or look > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from mig_world import HALVES, SEVEN, WHOLE, KilledError, World, change
 
 from slurm_hooks.mig.include import gres_of_nodes
-from telemetry.slurm.backend import Reservation
+from telemetry.slurm.backend import Node, Reservation
 
 
 def apply(world: World, *changes: object, **options: object) -> dict[str, str]:
@@ -256,3 +257,43 @@ def test_no_promise_is_broken_by_any_sequence_of_failures_jobs_and_kills(
         for each in world.nodes.values():
             ours = each.reason.startswith("almanac mig failed:")
             assert ours or "DRAIN" not in each.states, "neither finished nor given up"
+
+
+@dataclass
+class Operated(World):
+    """An operator drains n1 with a reason, or resumes it (""), before the look number `at`."""
+
+    at: int = 0
+    reason: str = ""
+    looks: int = 0
+    told: int = 0
+    was_ours: bool = False
+    is_changed: bool = False
+
+    def nodes_now(self) -> list[Node]:
+        self.looks += 1
+        node = self.nodes["n1"]
+        if self.looks == self.at and node.is_listed:
+            self.is_changed, self.told, self.was_ours = (
+                True, len(self.said), node.reason.startswith("almanac mig:"),
+            )  # fmt: skip
+            node.states, node.reason = (node.states - {"DRAIN"}) | ({"DRAIN"} if self.reason else set()), self.reason
+        return super().nodes_now()
+
+
+@pytest.mark.parametrize(("release", "is_dynamic", "reason"), [
+    ("22.05.8", False, "bad fan"), ("24.11.5", False, "bad fan"), ("24.11.5", False, ""), ("24.11.5", True, "bad fan"),
+])  # fmt: skip
+def test_no_order_follows_an_operators_change(tmp_path: Path, release: str, is_dynamic: bool, reason: str) -> None:
+    """Whatever look at the node comes next, Slurm and the node are told nothing then."""
+    dynamic = frozenset({"n1"}) if is_dynamic else frozenset()
+    for look in range(1, 99):
+        (folder := tmp_path / str(look)).mkdir()
+        world = Operated(folder, {"n1": SEVEN, "n2": SEVEN}, release, dynamic=dynamic, at=look, reason=reason)
+        apply(world, change("n1", SEVEN, HALVES))
+        if world.looks < look:
+            break
+        if world.is_changed and (reason or world.was_ours):
+            assert world.said[world.told :] == [], look
+            assert world.nodes["n1"].reason == reason
+    assert look > 8

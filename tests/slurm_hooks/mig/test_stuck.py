@@ -27,6 +27,13 @@ class Scontrol:
     log: Path
     asked: list[str] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
+    reason: str = JOB.reason
+
+    def __call__(self, argv: Sequence[str]) -> bytes:
+        assert argv == ["squeue", "-a", "--json", "-j", "7"]
+        job = {"job_id": 7, "submit_time": JOB.submit_s, "job_state": ["PENDING"], "state_reason": self.reason}
+        more = {"priority": 0, "tres_per_job": "gres/gpu:1g.5gb:1", "tres_req_str": "gres/gpu=1", "time_limit": 10}
+        return json.dumps({"jobs": [{**job, **more}]}).encode()
 
     def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
         assert argv[:2] == ["scontrol", "release"]

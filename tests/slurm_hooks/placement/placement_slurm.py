@@ -128,10 +128,14 @@ class FakeSlurm:
     def __call__(self, argv: Sequence[str]) -> bytes:
         command = " ".join(argv)
         self._check(command)
-        if command == "squeue -a --json":
+        if match := re.fullmatch(r"squeue -a --json(?: -j ([0-9,]+))?", command):
             if self.answer is not None:
                 return self.answer
-            return json.dumps({"jobs": [job.record(self.is_old) for job in self.jobs.values()]}).encode()
+            asked = set(map(int, match[1].split(","))) if match[1] else self.jobs.keys()
+            if len(asked) == 1 and not asked & self.jobs.keys():
+                raise CommandError("squeue failed with exit code 1: slurm_load_jobs error: Invalid job id specified")
+            jobs = [job for job in self.jobs.values() if self.is_old or job.job_id in asked]
+            return json.dumps({"jobs": [job.record(self.is_old) for job in jobs]}).encode()
         if match := re.fullmatch(r"sacct -j ([0-9]+) -nPX -o SubmitLine", command):
             return self.jobs[int(match[1])].line.encode()
         raise AssertionError(f"unknown command: {command}")

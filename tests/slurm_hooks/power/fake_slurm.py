@@ -5,7 +5,7 @@ It raises AssertionError for any order that would hurt: powering down a node tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,11 +150,11 @@ class FakeSlurm:
             f"SuspendExcNodes = {self.exceptions or '(null)'}\nSuspendExcParts = (null)\n"
         )
 
-    def nodes(self) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[Node]:
         self._call()
         return [self.nodes_[name] for name in sorted(self.nodes_)]
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
         self._call()
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -501,3 +502,83 @@ def test_a_folder_that_cannot_be_written_tells_slurm_nothing(site: Site, tmp_pat
     with pytest.raises(StoreError):
         PowerRun(site.planner).apply(site.planner.plan())
     assert site.slurm.orders == []
+
+
+CHANGES: dict[str, Callable[[FakeSlurm], object]] = {
+    "drained": lambda slurm: slurm.put("n1", "IDLE", "DRAIN", reason="bad fan"),
+    "with a reason": lambda slurm: slurm.put("n1", *slurm.states("n1"), reason="bad fan"),
+    "reserved": lambda slurm: slurm.put("n1", *slurm.states("n1"), "RESERVED", reservation="maintenance"),
+    "soon reserved": lambda slurm: slurm.reserved.append(Reservation(("n1",), slurm.now_s + 60, slurm.now_s + 900)),
+    "excluded": lambda slurm: setattr(slurm, "exceptions", "n1"),
+    "busy": lambda slurm: slurm.put("n1", "ALLOCATED"),
+}
+
+
+def _at_look(slurm: FakeSlurm, look: int, change: Callable[[FakeSlurm], object]) -> Callable[[], int]:
+    """Change the cluster before a look: a call that is no order. Returns the number of looks and orders so far."""
+    calls, looks, kept = slurm._call, 0, slurm.orders
+
+    def call() -> None:
+        nonlocal looks
+        calls()
+        caller = inspect.stack()[1].function
+        if not caller.startswith("set_"):
+            looks += 1
+            if looks == look:
+                kept.clear()
+                change(slurm)
+
+    slurm._call = call  # type: ignore[method-assign]
+    return lambda: looks
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_node_is_powered_down_over_a_change(tmp_path: Path, name: str) -> None:
+    """Before the look at the nodes, which is the last one; exceptions and reservations are read just before that."""
+    for look in range(1, 4):
+        slurm = FakeSlurm([f"n{number}" for number in range(1, 9)])
+        site = Site(slurm, PowerFolder(tmp_path / str(look)), Wanted(target=5))
+        plan = site.planner.plan()
+        _at_look(slurm, look, CHANGES[name])
+        if look == 3 and name in ("soon reserved", "excluded"):
+            break
+        if look >= 2 and name == "excluded":
+            break
+        [outcome] = PowerRun(site.planner).apply(plan)
+        assert slurm.orders == [("power_down_asap", ("n2", "n3"))]
+        assert outcome.changed == ("n1",)
+        assert [line["nodes"] for line in site.lines() if line["what"] == "dropped"] == ["n1"]
+
+
+def test_a_hold_between_plan_and_order_keeps_all_nodes_on(site: Site) -> None:
+    site.source.target = 5
+    plan = site.planner.plan()
+    _at_look(site.slurm, 3, lambda slurm: site.folder.hold("root", "a power cut", START_S))
+    [outcome] = PowerRun(site.planner).apply(plan)
+    assert (site.slurm.orders, outcome.changed) == ([], ("n1", "n2", "n3"))
+
+
+def test_a_node_that_an_operator_drains_is_neither_resumed_nor_quarantined(site: Site) -> None:
+    site.power(wake_retries=0)
+    site.run(target=5)
+    site.slurm.pass_time(TEN_MIN)
+    site.slurm.dead = {"n1"}
+    site.run(target=8)
+    site.slurm.pass_time(TEN_MIN)
+    plan = replace(site.planner, source=Wanted(target=8)).plan()
+    assert plan.sets[0].failures.give_up == ("n1",)
+    _at_look(site.slurm, 1, lambda slurm: slurm.put("n1", *slurm.states("n1"), "DRAIN", reason="bad fan"))
+    PowerRun(site.planner).apply(plan)
+    assert site.slurm.nodes_["n1"].reason == "bad fan"
+    assert not [order for order in site.slurm.orders if order[0] in ("drain", "resume")]
+
+
+def test_exceptions_that_an_operator_changed_are_kept(count_site: Site) -> None:
+    count_site.source.target = 5
+    plan = count_site.planner.plan()
+    count_site.slurm.exceptions = "n8,n3"
+    [outcome] = PowerRun(count_site.planner).apply(plan)
+    assert count_site.slurm.exceptions == "n8,n3"
+    assert "changed meanwhile" in outcome.said[0]
+    [outcome] = PowerRun(count_site.planner).apply(count_site.planner.plan())
+    assert outcome.said == () and "n3" in count_site.slurm.exceptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Queue:
     def nodes(self) -> list[Node]:
         return []
 
-    def pending(self, counts: Counts) -> list[PendingJob]:
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
         return list(self.jobs)
 
     def site_factors(self) -> dict[int, SiteFactor]:
@@ -427,3 +427,65 @@ def test_whatever_sequence_of_predictions_a_job_keeps_a_site_factor_within_the_s
             lines[1] = LoggedAction("set", NOW_S, "lab", 1, "1", NOW_S - 600, change.old, change.new, "")
         assert queue.site_factors_now[1] == site_factor(gpu_time_s, PRIORITY)
         assert 0 <= queue.site_factors_now[1] <= site_factor(0, PRIORITY)
+
+
+@dataclass
+class Changing(Queue):
+    """at: the look before which somebody changes job 2. looks: so far."""
+
+    at: int = 0
+    looks: int = 0
+    change: Callable[[Queue], None] = lambda queue: None
+
+    def _look(self) -> None:
+        self.looks += 1
+        if self.looks == self.at:
+            self.change(self)
+
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
+        self._look()
+        return [job for job in super().pending(counts) if not job_ids or job.job_id in job_ids]
+
+    def site_factors(self) -> dict[int, SiteFactor]:
+        self._look()
+        return super().site_factors()
+
+
+def _with_job(queue: Queue, **values: object) -> None:
+    queue.jobs[1] = replace(queue.jobs[1], **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("batch", "last"), [(1, 5), (500, 3)])
+@pytest.mark.parametrize(
+    ("change", "is_in_sprio"),
+    [
+        (lambda queue: queue.factors.update({2: SiteFactor(77)}), True),
+        (lambda queue: queue.factors.update({2: SiteFactor(0, is_explicit=True)}), True),
+        (lambda queue: queue.factors.pop(2), True),
+        (lambda queue: (queue.factors.pop(2), queue.jobs.pop(1)), True),
+        (lambda queue: _with_job(queue, submit_s=NOW_S), False),
+        (lambda queue: _with_job(queue, time_limit_s=60), False),
+        (lambda queue: _with_job(queue, partition="other"), False),
+    ],
+)
+def test_no_factor_is_set_over_a_change_of_the_job(
+    tmp_path: Path, change: Callable[[Queue], None], is_in_sprio: bool, batch: int, last: int
+) -> None:
+    """last: number of the last look at the queue before job 2 is told; one at its factor follows."""
+    for at in range(3, last + 1 + is_in_sprio):
+        queue = Changing([pending(1), pending(2), pending(3)], at=at, change=change)
+        site = Site(queue, ActionLog(tmp_path / f"{at}"), batch=batch)
+        site.run()
+        told = [number for command in queue.commands for number, _ in command]
+        assert told == ["1", "3"], at
+        assert [line["job_id"] for line in site.lines() if line["what"] == "dropped"] == [2]
+
+
+def test_a_dropped_order_is_logged_and_is_not_ours(log: ActionLog) -> None:
+    queue = Changing([pending(1), pending(2)], at=3, change=lambda queue: queue.factors.update({2: SiteFactor(500)}))
+    site = Site(queue, log)
+    assert site.run() == ReprioritizeOutcome(taken=1, gone=1)
+    assert [(line["what"], line["job_id"]) for line in site.lines()] == [("set", 1), ("set", 2), ("dropped", 2)]
+    assert site.lines()[-1]["reason"] == "changed meanwhile: site factor"
+    assert site.run(is_clearing=True) == ReprioritizeOutcome(taken=1)
+    assert queue.site_factors_now == {1: 0, 2: 500}, "somebody else set it to the same number"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,43 @@ class FakeSlurm:
         for words, answers in self.answers.items():
             if line.startswith(words) and answers:
                 return answers.pop(0)
+        return Said()
+
+
+@dataclass
+class OwnJob:
+    """slurmctld with the job of SHOWN. change: fields that somebody else sets right before the look number at_look."""
+
+    refusals: int = 0
+    refused: str = "update jobid=7 gres"
+    fields: dict[str, str] = field(default_factory=lambda: {"JobState": "RUNNING", "Reason": "None"})
+    orders: list[str] = field(default_factory=list)
+    at_look: int = 0
+    change: dict[str, str] = field(default_factory=dict)
+    looks: int = 0
+    orders_before: int = 0
+
+    @property
+    def shown(self) -> ShownJob:
+        named = {name: value for name, _, value in (word.partition("=") for word in SHOWN.split())} | self.fields
+        return ShownJob(" ".join(f"{name}={value}" for name, value in named.items()))
+
+    def __call__(self, argv: Sequence[str]) -> Said:
+        line = " ".join(argv)
+        if line == "scontrol -d -o show job 7":
+            self.looks += 1
+            if self.looks == self.at_look:
+                self.fields |= self.change
+                self.orders_before = len(self.orders)
+            return Said(stdout=self.shown.text.encode())
+        self.orders.append(line)
+        if self.refused in line and self.refusals:
+            self.refusals -= 1
+            return Said(1, said="Requested operation is presently disabled")
+        if "requeuehold" in line:
+            self.fields |= {"JobState": "COMPLETING", "Reason": "JobHeldUser"}
+        elif "gres=" in line:
+            self.fields["TresPerNode"] = "gres/gpu:2g.20gb:1"
         return Said()
 
 
@@ -133,23 +170,46 @@ def test_types_and_releases() -> None:
 
 
 def test_the_recipe_in_order_and_tried_while_the_job_ends() -> None:
-    slurm = FakeSlurm({"scontrol update jobid=7 gres": [Said(1, said="Job is completing"), Said()]})
+    slurm = OwnJob(refusals=1)
     pauses: list[float] = []
-    done = move("7", "gres=gpu:2g.20gb:1", slurm, pauses.append)
+    done = move(slurm.shown, "gres=gpu:2g.20gb:1", slurm, pauses.append)
     assert (done.is_requeued, done.is_changed, len(pauses)) == (True, True, 1)
-    assert slurm.ran == [
+    assert slurm.orders == [
         "scontrol requeuehold 7", *["scontrol update jobid=7 gres=gpu:2g.20gb:1"] * 2,
         "scontrol update jobid=7 starttime=now", "scontrol release 7",
     ]  # fmt: skip
 
 
 def test_a_refused_requeue_changes_nothing_and_a_refused_change_still_releases() -> None:
-    slurm = FakeSlurm({"scontrol requeuehold": [Said(1, said="Requested operation is presently disabled")]})
-    assert move("7", "gres=x", slurm).why.startswith("Requested operation")
-    assert len(slurm.ran) == 1
-    slurm = FakeSlurm({"scontrol update jobid=7 gres": [Said(1, said="Invalid generic resource")] * 99})
-    done = move("7", "gres=x", slurm, lambda _: None)
-    assert done.is_requeued and not done.is_changed and slurm.ran[-1] == "scontrol release 7"
+    slurm = OwnJob(refusals=99, refused="requeuehold")
+    assert move(slurm.shown, "gres=x", slurm).why.startswith("Requested operation")
+    assert len(slurm.orders) == 1
+    slurm = OwnJob(refusals=99)
+    done = move(slurm.shown, "gres=x", slurm, lambda _: None)
+    assert done.is_requeued and not done.is_changed and slurm.orders[-1] == "scontrol release 7"
+
+
+@pytest.mark.parametrize("look", range(1, 5))
+@pytest.mark.parametrize(
+    ("change", "is_held"),
+    [
+        ({"Comment": "leave_me"}, False),
+        ({"TresPerNode": "gres/gpu:3g.40gb:1"}, False),
+        ({"Requeue": "0"}, False),
+        ({"TimeLimit": "01:00:00"}, False),
+        ({"Reason": "JobHeldAdmin"}, True),
+        ({"JobState": "CANCELLED"}, True),
+    ],
+)
+def test_what_is_changed_before_any_look_of_a_move_stays(look: int, change: dict[str, str], is_held: bool) -> None:
+    slurm = OwnJob()
+    slurm.at_look, slurm.change = look, change
+    done = move(slurm.shown, "gres=gpu:2g.20gb:1", slurm, lambda _: None)
+    later = slurm.orders[slurm.orders_before :]
+    assert not any("requeuehold" in order or "gres=" in order for order in later), "not over the change"
+    assert done.is_requeued is (look > 1)
+    assert bool(done.why) is (look < 3 or is_held)
+    assert ("scontrol release 7" in later) is (look > 1 and not is_held), "it runs again, unless somebody holds it"
 
 
 # --- memory
@@ -307,6 +367,7 @@ def test_an_out_of_memory_end_moves_the_job(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert err.count("almanac-restart:") == 1 and "moving job 7 from gpu:1g.10gb to gpu:2g.20gb" in err
     ran = (tmp_path / "ran").read_text().splitlines()
+    ran = [line for line in ran if not line.startswith("-d -o show")]
     assert ran[-4:] == ["requeuehold 7", "update jobid=7 gres=gpu:2g.20gb:1,nvme:2", "update jobid=7 starttime=now",
                         "release 7"]  # fmt: skip
 
