@@ -61,7 +61,7 @@ def test_wide_csv(tmp_path: Path) -> None:
         {"host": "n1", "gpu": 1, "mig": "", "time_ms": 2000, "gpu_util_pct": 5.0},
     ]
     assert (counts.seen, counts.kept) == (7, 4)
-    assert counts.dropped == {"beyond limit: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
+    assert counts.dropped == {"unit mismatch: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
 
 
 def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
          "hbm_total_mib": 40000.0, "gpu_util_pct": 55.0, "power_w": 250.0},
         {"host": "n1", "gpu": 0, "mig": "", "time_ms": 1767225600250, "job_label": 7, "temp_c": 40.0},
     ]  # fmt: skip
-    assert counts.dropped == {"metric not known": 1, "sample given twice": 1}
+    assert counts.dropped == {"metric not used": 1, "sample given twice": 1}
 
 
 @pytest.mark.parametrize("values", [(40, 60, 50), (60, 50, 40), (50, 40, 60)])
@@ -102,7 +102,7 @@ def test_a_total_goes_before_used_and_free(tmp_path: Path) -> None:
         "1,n1,0,hbm_total_mib,31",
     )
     rows, counts = read(path)
-    assert (rows[0]["hbm_total_mib"], counts.dropped) == (31.0, {"free memory beside the total": 1})
+    assert (rows[0]["hbm_total_mib"], counts.dropped) == (31.0, {})
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
