@@ -148,6 +148,9 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "
                 f"{format_count(written.unchanged)} known, in {format_duration(result.wall_s)}"
             )
+        if result.warning:
+            click.echo(f"  warning: {printable(result.warning)}", err=True)
+            click.echo("  try: run almanac doctor, which says why; nodes that are powered down give none", err=True)
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)
             click.echo(f"  try: {printable(result.error.hint, 1000)}", err=True)

@@ -75,7 +75,7 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
                      f'set prometheus.exporter = "{others[0]}"')  # fmt: skip
     if nothing.others:
         return Check(NAME, "fail", f"{said} has a counter that almanac knows; Prometheus has "
-                     f"{listed(nothing.others, 'other metric', 8)}", _TODO_UNKNOWN,
+                     f"{listed(nothing.others, 'other metric', 20)}", _TODO_UNKNOWN,
                      {"other_metrics": list(nothing.others)})  # fmt: skip
     if silent:
         found = _silent(silent)
@@ -86,7 +86,7 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
 
 
 def _unknown(names: Sequence[str]) -> Check:
-    said = f"Prometheus has {listed(names, 'metric', 8)} of the exporter that almanac does not know"
+    said = f"Prometheus has {listed(names, 'metric', 20)} of the exporter that almanac does not know"
     return Check(NAME, "warn", said, _TODO_UNKNOWN, {"unknown_metrics": list(names)})
 
 

@@ -89,7 +89,7 @@ class PrometheusSource:
             if found := self._others(start_s, end_s):
                 raise SourceError(
                     f"Prometheus at {self._server.address} has no counter that almanac knows, "
-                    f"but {listed(list(found), 'other metric')}",
+                    f"but {listed(list(found), 'other metric', 8)}",
                     "run almanac doctor; give the exporter almanac's list (docs/counters.md), or update almanac",
                 )
             return

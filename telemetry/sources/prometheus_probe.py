@@ -254,12 +254,19 @@ class _Probe:
 
     def forbidden(self) -> tuple[ForbiddenValue, ...]:
         """Metrics whose lowest or highest value their unit forbids."""
-        # The functions over time drop the name of a metric, so a label has to keep it.
-        named = f'label_replace({self.queries.everything()}, "metric", "$1", "__name__", "(.+)")[{PROBE_S}s:60s]'
+        # The functions over time drop the name of a metric, so a label has to keep it. Of a server that has just
+        # started, no step of the subquery may have a sample, but the last sample is there.
+        now, last = (
+            f'label_replace({of}, "metric", "$1", "__name__", "(.+)")'
+            for of in (self.queries.everything(), f"last_over_time({self.queries.everything()}{self._recent})")
+        )
         low, high = (
             {
                 point.labels.get("metric", ""): point.value
-                for point in self._ask(f"{way} by (metric) ({way}_over_time({named}))", f"the {way} of each counter")
+                for point in self._ask(
+                    f"{way} by (metric) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})",
+                    f"the {way} of each counter",
+                )
             }
             for way in ("min", "max")
         )

@@ -37,9 +37,8 @@ def test_every_record_is_one_that_dcgm_exporter_accepts(name: str) -> None:
 
 
 def test_the_full_file_has_exactly_the_counters_that_are_read() -> None:
-    assert {field for field, _, _ in records("almanac-counters.csv")} == {
-        DCGM.main(counter.column).name for counter in COUNTERS
-    }
+    fields = {field for field, _, _ in records("almanac-counters.csv")}
+    assert fields == {DCGM.main(counter.column).name for counter in COUNTERS}
 
 
 def test_the_basic_file_has_no_profiling_field() -> None:
