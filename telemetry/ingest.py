@@ -71,10 +71,8 @@ class IngestResult:
         length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(self.source, DAY_S)
         if self.error or self.is_skipped or self.counts.seen or length_s < least_s:
             return ""
-        is_file = self.source.startswith("file:")
-        return f"{self.source} gave no record" + (
-            "" if is_file else f" of the {format_duration(length_s)} that were read"
-        )
+        of_span = "" if self.source.startswith("file:") else f" of the {format_duration(length_s)} that were read"
+        return f"{self.source} gave no record{of_span}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as `almanac ingest --json` prints them."""

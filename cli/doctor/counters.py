@@ -31,15 +31,17 @@ def check_counters(status: PrometheusStatus, config: Prometheus) -> Iterator[Che
     for reason, number in status.unusable.items():
         yield Check(NAME, "warn" if status.groups else "fail", f"{number} series belong to no host: {reason}",
                     "run dcgm-exporter without --no-hostname, and scrape it with honor_labels")  # fmt: skip
-    if status.unknown and status.nothing is None:
-        yield _unknown(status.unknown)
-    for value in status.forbidden:
-        yield _forbidden(value)
     if status.nothing is not None:
         yield _nothing(status.nothing, status.silent, config)
+        return
+    if status.groups:
+        yield _overview(status)
+    if status.unknown:
+        yield _unknown(status.unknown)
     if not status.groups:
         return
-    yield _overview(status)
+    for value in status.forbidden:
+        yield _forbidden(value)
     if status.silent:
         yield _silent(status.silent)
     for counter in status.counters:
@@ -66,6 +68,10 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
     """Why there is no GPU series: hidden by the selector, from another exporter, stopped, or never there."""
     said = "no GPU series of the last 10 min"
     others = [name for name, number in nothing.unselected.items() if number and name != config.exporter]
+    if nothing.others:
+        return Check(NAME, "fail", f"{said} has a counter that almanac knows; Prometheus has "
+                     f"{listed(nothing.others, 'other metric', 20)}", _TODO_UNKNOWN,
+                     {"other_metrics": list(nothing.others)})  # fmt: skip
     if nothing.unselected.get(config.exporter):
         number = nothing.unselected[config.exporter]
         return Check(NAME, "fail", f"{said} match prometheus.selector; without it there are {number}",
@@ -73,10 +79,6 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
     if others:
         return Check(NAME, "fail", f"{said} come from {config.exporter}; some come from {others[0]}",
                      f'set prometheus.exporter = "{others[0]}"')  # fmt: skip
-    if nothing.others:
-        return Check(NAME, "fail", f"{said} has a counter that almanac knows; Prometheus has "
-                     f"{listed(nothing.others, 'other metric', 20)}", _TODO_UNKNOWN,
-                     {"other_metrics": list(nothing.others)})  # fmt: skip
     if silent:
         found = _silent(silent)
         return Check(NAME, "fail", f"there are {said}; {found.said}", found.todo, found.details)
@@ -95,7 +97,7 @@ def _forbidden(found: ForbiddenValue) -> Check:
     return Check(
         NAME,
         "warn",
-        f"unit mismatch: {found.metric} has the value {found.value:g}, its unit allows {low:g} to {high:g}; "
+        f"unit mismatch: {found.metric} has the value {found.value:.7g}, its unit allows {low:.7g} to {high:.7g}; "
         "almanac drops such values",
         "compare the exporter's unit with docs/counters.md, and look for a recording or relabeling rule",
         {"metric": found.metric, "value": found.value, "limits": [low, high]},

@@ -1,8 +1,9 @@
 """jobstats' summaries in a job's AdminComment: "JS1:" + base64(gzip(JSON)), a history of HBM peaks.
 
 The JSON holds per host `gpu_used_memory` (highest seen) and `gpu_total_memory`, bytes by GPU index, and
-`gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out or null, such as
-the utilization of MIG instances (job_defense_shield, issue 13). "JS1:None" and "JS1:Short" mean that there is no summary.
+`gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out or null, such
+as the utilization of MIG instances (job_defense_shield, issue 13). "JS1:None" and "JS1:Short" mean that there is no
+summary.
 """
 
 from __future__ import annotations

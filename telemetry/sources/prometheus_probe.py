@@ -93,8 +93,8 @@ class Silence:
 @dataclass(frozen=True)
 class Nothing:
     """What else there is where no GPU is found. unselected: counters by the exporter whose they are, whatever the
-    selector. others: names of the exporter's metrics that are no counters. targets, down: what Prometheus scrapes at
-    all."""
+    selector. others: names of the exporter's metrics that are no counters; those that the selector hides only if there
+    are no counters anywhere. targets, down: what Prometheus scrapes at all."""
 
     unselected: Mapping[str, int]
     others: tuple[str, ...]
@@ -261,18 +261,15 @@ class _Probe:
             for of in (self.queries.everything(), f"last_over_time({self.queries.everything()}{self._recent})")
         )
         low, high = (
-            {
-                point.labels.get("metric", ""): point.value
-                for point in self._ask(
-                    f"{way} by (metric) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})",
-                    f"the {way} of each counter",
-                )
-            }
+            self._ask(
+                f"{way} by (metric) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})", f"the {way} of each counter"
+            )
             for way in ("min", "max")
         )
+        lows, highs = ({point.labels.get("metric", ""): point.value for point in points} for points in (low, high))
         found = []
         for name, metric in self.queries.exporter.named.items():
-            lowest, highest = low.get(name, np.nan), high.get(name, np.nan)
+            lowest, highest = lows.get(name, np.nan), highs.get(name, np.nan)
             if lowest < metric.counter.low / metric.scale:
                 found.append(ForbiddenValue(name, lowest, metric.limits))
             elif highest > metric.limits[1] or 0 < highest < metric.least / metric.scale:
@@ -364,9 +361,14 @@ class _Probe:
         for exporter in presets().values():
             every = f'{{__name__=~"{"|".join(exporter.named)}"}}'
             unselected[exporter.name] = self._number(f"count(last_over_time({every}{self._recent}))")
-        queries, span = replace(self.queries, selector=""), (self.end_s - PROBE_S, self.end_s)
-        others = queries.others(*span) or queries.others(*span, by_labels=True)
-        return Nothing(unselected, tuple(others), self._number("count(up)"), self._number("count(up == 0)"))
+        others = self._others(self.queries)
+        if not others and not any(unselected.values()):
+            others = self._others(replace(self.queries, selector=""))
+        return Nothing(unselected, others, self._number("count(up)"), self._number("count(up == 0)"))
+
+    def _others(self, queries: GpuQueries) -> tuple[str, ...]:
+        span = (self.end_s - PROBE_S, self.end_s)
+        return tuple(queries.others(*span) or queries.others(*span, by_labels=True))
 
     def _number(self, query: str) -> int:
         return self.queries.server.number(query, self.end_s, "what there is at all")

@@ -44,6 +44,6 @@ def within_unit(
         is_foreign |= (np.bincount(series[telling], minlength=number) == 0) & (all_given > 0)
     wrong = finite & (beyond | is_foreign[series])
     examples = value[wrong & odd] / metric.scale
-    said = "{:g} (expected: {:g} to {:g})".format(examples[0], *metric.limits) if len(examples) else ""
+    said = "{:.7g} (expected: {:.7g} to {:.7g})".format(examples[0], *metric.limits) if len(examples) else ""
     counts.drop(f"unit mismatch: {metric.name}", int(wrong.sum()), said)
     return keep & ~wrong

@@ -270,7 +270,8 @@ def exporter(collectors: Path) -> Iterator[str]:
     text = ""
     for name, kind, about in (line.split(", ", 2) for line in lines):
         text += f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
-        text += "".join(f'{name}{{gpu="{gpu}",Hostname="n1",modelName="{A100}"}} 60\n' for gpu in range(2))
+        value = 0.6 if "(fraction)" in about else 60
+        text += "".join(f'{name}{{gpu="{gpu}",Hostname="n1",modelName="{A100}"}} {value}\n' for gpu in range(2))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
