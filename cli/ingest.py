@@ -61,7 +61,7 @@ def command(
     """Read jobs (sacct) and GPU counters (Prometheus) into the store, from where the last run stopped.
 
     You can read the same time span again: nothing changes. Unchanged telemetry files are skipped. If a source fails,
-    the others are still read, and the exit code is 5.
+    the others are still read, and the exit code is 5. A source that gives nothing is a warning.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     check_span(since_s, until_s)

@@ -97,10 +97,10 @@ def _forbidden(found: ForbiddenValue) -> Check:
     return Check(
         NAME,
         "warn",
-        f"unit mismatch: {found.metric} has the value {found.value:.7g}, its unit allows {low:.7g} to {high:.7g}; "
-        "almanac drops such values",
+        f"unit mismatch: {found.metric} has the value {found.value:.7g} on {_hosts(found.hosts)}, its unit allows "
+        f"{low:.7g} to {high:.7g}; almanac drops such values",
         "compare the exporter's unit with docs/counters.md, and look for a recording or relabeling rule",
-        {"metric": found.metric, "value": found.value, "limits": [low, high]},
+        {"metric": found.metric, "value": found.value, "limits": [low, high], "hosts": list(found.hosts)},
     )
 
 

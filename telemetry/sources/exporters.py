@@ -45,6 +45,11 @@ class Metric:
         """The lowest value but 0 that is expected, and the highest possible one, as the metric gives them."""
         return (self.least or self.counter.low) / self.scale, self.counter.high / self.scale
 
+    def forbids(self, value: float, is_lowest: bool) -> bool:
+        """True if the unit forbids the lowest or the highest value of some series, given as the metric has it."""
+        scaled = value * self.scale
+        return scaled < self.counter.low if is_lowest else scaled > self.counter.high or 0 < scaled < self.least
+
 
 @dataclass(frozen=True)
 class Exporter:

@@ -115,7 +115,7 @@ class _Values:
 
 
 def _gpus(host: str, node: Any, values: _Values) -> Iterator[GpuSummary]:
-    """The GPUs of a node of which a peak or a utilization is known."""
+    """The GPUs of a node that have a known peak or utilization."""
     fields = ("gpu_used_memory", "gpu_total_memory", "gpu_utilization")
     node = values.mapping(node)
     used, totals, utils = (values.mapping(node.get(field)) for field in fields)

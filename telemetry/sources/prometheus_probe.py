@@ -104,11 +104,12 @@ class Nothing:
 
 @dataclass(frozen=True)
 class ForbiddenValue:
-    """A value that the unit of its metric forbids, as the metric gives it, and the limits: low, high."""
+    """A value that the unit of its metric forbids, as the metric gives it; its limits, low and high; on which hosts."""
 
     metric: str
     value: float
     limits: tuple[float, float]
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -248,33 +249,42 @@ class _Probe:
         return {release: tuple(sorted(hosts)) for release, hosts in found.items() if hosts}
 
     def unknown(self) -> tuple[str, ...]:
-        """The exporter's metrics that almanac does not know."""
-        found = self.queries.others(self.end_s - PROBE_S, self.end_s)
+        """The exporter's metrics that almanac does not know; none if the server refuses to look."""
+        try:
+            found = self.queries.others(self.end_s - PROBE_S, self.end_s)
+        except TooMuchError:
+            return ()
         return tuple(self.queries.exporter.unknown(found))
 
     def forbidden(self) -> tuple[ForbiddenValue, ...]:
-        """Metrics whose lowest or highest value their unit forbids."""
+        """Metrics whose lowest or highest value on a host their unit forbids; none if the server refuses to look."""
         # The functions over time drop the name of a metric, so a label has to keep it. Of a server that has just
         # started, no step of the subquery may have a sample, but the last sample is there.
         now, last = (
             f'label_replace({of}, "metric", "$1", "__name__", "(.+)")'
             for of in (self.queries.everything(), f"last_over_time({self.queries.everything()}{self._recent})")
         )
-        low, high = (
-            self._ask(
-                f"{way} by (metric) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})", f"the {way} of each counter"
+        by = ", ".join(["metric", *self.queries.exporter.host_labels])
+        try:
+            low, high = (
+                self._ask(
+                    f"{way} by ({by}) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})", f"the {way} of counters"
+                )
+                for way in ("min", "max")
             )
-            for way in ("min", "max")
+        except TooMuchError:
+            return ()
+        hosts: dict[str, set[str]] = {}
+        examples: dict[str, float] = {}
+        for point, is_low in [*((point, True) for point in low), *((point, False) for point in high)]:
+            metric = self.queries.exporter.named.get(point.labels.get("metric", ""))
+            if metric and metric.forbids(point.value, is_low):
+                hosts.setdefault(metric.name, set()).update(self._hosts([point]))
+                examples[metric.name] = point.value
+        return tuple(
+            ForbiddenValue(name, examples[name], self.queries.exporter.named[name].limits, tuple(sorted(found)))
+            for name, found in hosts.items()
         )
-        lows, highs = ({point.labels.get("metric", ""): point.value for point in points} for points in (low, high))
-        found = []
-        for name, metric in self.queries.exporter.named.items():
-            lowest, highest = lows.get(name, np.nan), highs.get(name, np.nan)
-            if lowest < metric.counter.low / metric.scale:
-                found.append(ForbiddenValue(name, lowest, metric.limits))
-            elif highest > metric.limits[1] or 0 < highest < metric.least / metric.scale:
-                found.append(ForbiddenValue(name, highest, metric.limits))
-        return tuple(found)
 
     def _is_expected(self, group: Group, counter: Counter) -> bool:
         """The jobstats exporter shows engine activity from Hopper on, and almanac needs it only for MIG instances."""

@@ -156,7 +156,7 @@ def test_a_ratio_in_percent_is_dropped_counted_and_named(url: str) -> None:
     assert batch.counts.dropped == {"unit mismatch: DCGM_FI_DEV_GPU_UTIL_RATIO": len(TIMES)}
     assert all(row["gpu_util_pct"] is None and row["power_w"] == 301.5 for row in batch.rows.to_pylist())
     (check,) = [check for check in findings(url, "percent") if "unit mismatch" in check.said]
-    assert "DCGM_FI_DEV_GPU_UTIL_RATIO has the value 95, its unit allows 0 to 1" in check.said
+    assert "DCGM_FI_DEV_GPU_UTIL_RATIO has the value 95 on k1, its unit allows 0 to 1" in check.said
 
 
 @pytest.mark.parametrize("site", ["mixed", "percent"])
