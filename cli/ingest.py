@@ -150,7 +150,9 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
             )
         if result.warning:
             click.echo(f"  warning: {printable(result.warning)}", err=True)
-            click.echo("  try: run almanac doctor, which says why; nodes that are powered down give none", err=True)
+            click.echo(
+                "  try: run almanac doctor, unless no job ran in this time or the nodes were powered down", err=True
+            )
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)
             click.echo(f"  try: {printable(result.error.hint, 1000)}", err=True)

@@ -5,6 +5,7 @@ The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 LEFT_OUT = "of a user who was forgotten"
 """Why a job is not kept: see `almanac forget`."""
 
-_QUIET_S = {"prometheus": 600}
-"""Spans from which on a source without a record is worth a warning; DAY_S for the others, where no job may have run."""
+_QUIET_S = {"prometheus": 600, "squeue": math.inf}
+"""Shortest spans for which a source without a record is worth a warning; DAY_S for others. squeue shows this moment."""
 
 Progress = Callable[[int, int], None]
 Advance = Callable[[int, int, str], None]

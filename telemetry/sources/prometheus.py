@@ -22,6 +22,7 @@ from telemetry.store.schema import TELEMETRY
 _FUTURE_S = 600
 """Prometheus refuses samples that are stamped further ahead than this (storage.tsdb, 10 minutes)."""
 _CLOCK_TOLERANCE_S = 5
+_MOST_NAMED, _MORE = 40, "series of more unknown metrics"
 _NAMES_S = 600
 """Before the newest sample, how far back unknown metrics are looked for."""
 
@@ -94,13 +95,14 @@ class PrometheusSource:
                 )
             return
         try:
-            found = self._queries.others(max(start_s, read_s - _NAMES_S), read_s)
+            found = self._queries.others(max(start_s, read_s - _NAMES_S), end_s)
         except (TooMuchError, ServerError):
             return  # everything is read, and the next run asks again
         unknown = {name: found[name] for name in self._queries.exporter.unknown(found)}
         counts = Counts(seen=sum(unknown.values()))
-        for name, number in unknown.items():
-            counts.drop(f"series of an unknown metric: {printable(name, 80)}", number)
+        for at, (name, number) in enumerate(unknown.items()):
+            said = f"series of an unknown metric: {printable(name, 80)}" if at < _MOST_NAMED else _MORE
+            counts.drop(said, number, printable(name, 80) if said == _MORE else "")
         if unknown:
             yield RowBatch("telemetry", TELEMETRY.empty_table(), counts)
 

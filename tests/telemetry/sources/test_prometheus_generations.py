@@ -48,6 +48,7 @@ SITES = {
     "letter": LETTER,
     "prefix": {name.replace("DCGM", "DCGN"): value for name, value in NEW.items()},
     "one": {**NEW, "DCGM_FI_DEV_GPU_UTIL_RATIO": None, "DCGM_FI_DEV_GPU_UTIL_RATIQ": 0.95},
+    "many": {**NEW, **{f"DCGM_FI_DEV_FUTURE_{number:02}": 1.0 for number in range(60)}},
     "unused": {"DCGM_FI_DEV_XID_ERRORS": 0.0, "DCGM_EXP_XID_ERRORS_COUNT": 0.0},
     "percent": {**NEW, "DCGM_FI_DEV_GPU_UTIL_RATIO": 95.0, "DCGM_FI_DEV_XID_ERRORS": 0.0},
 }
@@ -77,6 +78,8 @@ def history() -> dict[str, list[tuple[Mapping[str, str], np.ndarray, np.ndarray]
     add("mixed", {"hostname": "k1", "DCGM_FI_SYSTEM_DRIVER_VERSION": "580.0"}, NEW, TIMES[15:])
     add("mixed", {"Hostname": "k2"}, OLD, TIMES)
     add("mixed", {"hostname": "k3"}, NEW, TIMES)
+    add("turned", {"hostname": "k1"}, NEW, TIMES[:5])
+    add("turned", {"hostname": "k1"}, LETTER, TIMES[5:])
     for site, names in SITES.items():
         add(site, {"hostname": "k1"}, names, TIMES)
     found["up"] = [({"job": "dcgm", "instance": "k1:9400"}, TIMES, np.ones(len(TIMES)))]
@@ -149,6 +152,17 @@ def test_one_unknown_name_is_counted_and_named_beside_what_is_read(url: str) -> 
     assert last.counts.dropped == {"series of an unknown metric: DCGM_FI_DEV_GPU_UTIL_RATIQ": 1}
     (check,) = [check for check in findings(url, "one") if "does not know" in check.said]
     assert check.details == {"unknown_metrics": ["DCGM_FI_DEV_GPU_UTIL_RATIQ"]}
+
+
+def test_names_that_all_become_unknown_are_named_with_what_was_read_before(url: str) -> None:
+    first, last = read(url, "turned")
+    assert first.rows.num_rows == 5
+    assert set(last.counts.dropped) == {f"series of an unknown metric: {name}" for name in LETTER}
+
+
+def test_very_many_unknown_names_are_counted_and_not_all_written_out(url: str) -> None:
+    *_, last = read(url, "many")
+    assert (last.counts.seen, len(last.counts.dropped), max(last.counts.dropped.values())) == (60, 41, 20)
 
 
 def test_a_ratio_in_percent_is_dropped_counted_and_named(url: str) -> None:
