@@ -23,6 +23,7 @@ from almanac.config import Prometheus
 from almanac.records import Counts
 from telemetry.counters import COUNTERS, Counter
 from telemetry.ingest import IngestResult, ingest
+from telemetry.sources.exporters import presets
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.store.store import Store
 
@@ -84,8 +85,8 @@ def cpu_s(pid: int) -> float:
 
 def measure(nodes: int, hours: int, root: Path) -> list[Figure]:
     rng = np.random.default_rng(1)
-    history = root / "history.om"
-    number = write_openmetrics(history, {c.dcgm: series(c, nodes, hours, rng) for c in COUNTERS})
+    history, dcgm = root / "history.om", presets()["dcgm"]
+    number = write_openmetrics(history, {dcgm.main(c.column).name: series(c, nodes, hours, rng) for c in COUNTERS})
     prometheus = LocalPrometheus(root / "prometheus")
     prometheus.load(history)
     history.unlink()

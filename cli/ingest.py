@@ -61,7 +61,7 @@ def command(
     """Read jobs (sacct) and GPU counters (Prometheus) into the store, from where the last run stopped.
 
     You can read the same time span again: nothing changes. Unchanged telemetry files are skipped. If a source fails,
-    the others are still read, and the exit code is 5.
+    the others are still read, and the exit code is 5. A source that gives nothing is a warning.
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     check_span(since_s, until_s)
@@ -147,6 +147,11 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
             click.echo(
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "
                 f"{format_count(written.unchanged)} known, in {format_duration(result.wall_s)}"
+            )
+        if result.warning:
+            click.echo(f"  warning: {printable(result.warning)}", err=True)
+            click.echo(
+                "  try: run almanac doctor, unless no job ran in this time or the nodes were powered down", err=True
             )
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)

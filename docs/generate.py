@@ -17,6 +17,7 @@ from reports.job.rules import packaged
 from reports.job.site_rules import known_names
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporter_csv import FILES, csv_text
+from telemetry.sources.exporters import presets
 from telemetry.sources.layouts import layouts
 from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
@@ -88,10 +89,10 @@ def tables() -> str:
         "|---|---|---|---|---|---|",
     ]
     for c in COUNTERS:
-        on = "yes" if c.default_on else "no"
-        lines.append(
-            f"| `{c.column}` | {c.unit} | `{c.dcgm}` | {on} | {f'`{c.jobstats}`' if c.jobstats else ''} | {c.about} |"
-        )
+        dcgm, jobstats = (presets()[name].names_of(c.column) for name in ("dcgm", "jobstats"))
+        on = "yes" if any(metric.is_listed and metric.is_default for metric in dcgm) else "no"
+        names = [", ".join(f"`{metric.name}`" for metric in metrics) for metrics in (dcgm, jobstats)]
+        lines.append(f"| `{c.column}` | {c.unit} | {names[0]} | {on} | {names[1]} | {c.about} |")
     lines += ["", "## Files that can be imported\n",
               "`almanac ingest --jobs FILE` and `--telemetry FILE` read Parquet and "
               "CSV. almanac recognizes the layout by its columns, or you name it with `--layout`.\n",

@@ -5,6 +5,7 @@ The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from almanac.config import Config
 from almanac.errors import AlmanacError, StoreError
 from almanac.records import Counts
-from almanac.units import format_count, format_duration
+from almanac.units import DAY_S, format_count, format_duration
 from telemetry.sources.base import FileOfRows, RowBatch, Source
 from telemetry.sources.configured import SourceName, configured_sources, source_of
 from telemetry.store.cluster_store import ClusterStore
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "of a user who was forgotten"
 """Why a job is not kept: see `almanac forget`."""
+
+_QUIET_S = {"prometheus": 600, "squeue": math.inf}
+"""Shortest spans for which a source without a record is worth a warning; DAY_S for others. squeue shows this moment."""
 
 Progress = Callable[[int, int], None]
 Advance = Callable[[int, int, str], None]
@@ -62,6 +66,15 @@ class IngestResult:
     wall_s: float = 0.0
     is_skipped: bool = False
 
+    @property
+    def warning(self) -> str:
+        """A sentence about a source that was read and gave no record; empty for one that did, and for a short span."""
+        length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(self.source, DAY_S)
+        if self.error or self.is_skipped or self.counts.seen or length_s < least_s:
+            return ""
+        of_span = "" if self.source.startswith("file:") else f" of the {format_duration(length_s)} that were read"
+        return f"{self.source} gave no record{of_span}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as `almanac ingest --json` prints them."""
         return {
@@ -73,6 +86,7 @@ class IngestResult:
             "notes": dict(self.counts.notes),
             "written": {table: vars(written) for table, written in self.written.items()},
             "error": str(self.error) if self.error else None,
+            "warning": self.warning or None,
             "skipped": self.is_skipped,
         }
 

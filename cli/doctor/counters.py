@@ -6,16 +6,24 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from almanac.config import ExporterName, Prometheus
+from almanac.units import listed
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
-    from telemetry.sources.prometheus_probe import CounterStatus, Nothing, PrometheusStatus, Silence
+    from telemetry.sources.prometheus_probe import (
+        CounterStatus,
+        ForbiddenValue,
+        Nothing,
+        PrometheusStatus,
+        Silence,
+    )
 
 NAME = "GPU counters"
 ESSENTIAL = ("gpu_util_pct", "hbm_used_mib", "hbm_total_mib")
 """Without one of these there is no advice."""
 
 _SHOWN = 4
+_TODO_UNKNOWN = "give the exporter almanac's own list (docs/counters.md), or update almanac, which may know these names"
 
 
 def check_counters(status: PrometheusStatus, config: Prometheus) -> Iterator[Check]:
@@ -25,9 +33,15 @@ def check_counters(status: PrometheusStatus, config: Prometheus) -> Iterator[Che
                     "run dcgm-exporter without --no-hostname, and scrape it with honor_labels")  # fmt: skip
     if status.nothing is not None:
         yield _nothing(status.nothing, status.silent, config)
+        return
+    if status.groups:
+        yield _overview(status)
+    if status.unknown:
+        yield _unknown(status.unknown)
     if not status.groups:
         return
-    yield _overview(status)
+    for value in status.forbidden:
+        yield _forbidden(value)
     if status.silent:
         yield _silent(status.silent)
     for counter in status.counters:
@@ -43,6 +57,8 @@ def _overview(status: PrometheusStatus) -> Check:
     instances = f" and {status.instances} MIG instances" if status.instances else ""
     complete = sum(counter.present == counter.expected for counter in status.counters)
     said = f"{status.gpus} GPUs{instances} on {status.hosts} hosts, scrape interval {interval}"
+    for release, hosts in status.releases.items():
+        said += f", names of release {release} and newer on {'all' if len(hosts) == status.hosts else _hosts(hosts)}"
     shares = {c.counter.column: {"gpus_with": c.present, "gpus": c.expected} for c in status.counters}
     return Check(NAME, "ok", f"{said}, {complete} of {len(status.counters)} counters on all of them",
                  details={"counters": shares})  # fmt: skip
@@ -52,6 +68,10 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
     """Why there is no GPU series: hidden by the selector, from another exporter, stopped, or never there."""
     said = "no GPU series of the last 10 min"
     others = [name for name, number in nothing.unselected.items() if number and name != config.exporter]
+    if nothing.others:
+        return Check(NAME, "fail", f"{said} has a counter that almanac knows; Prometheus has "
+                     f"{listed(nothing.others, 'other metric', 20)}", _TODO_UNKNOWN,
+                     {"other_metrics": list(nothing.others)})  # fmt: skip
     if nothing.unselected.get(config.exporter):
         number = nothing.unselected[config.exporter]
         return Check(NAME, "fail", f"{said} match prometheus.selector; without it there are {number}",
@@ -65,6 +85,23 @@ def _nothing(nothing: Nothing, silent: Sequence[Silence], config: Prometheus) ->
     return Check(NAME, "fail", f"there are no GPU series of the last day: Prometheus scrapes {nothing.targets} targets "
                  f"({nothing.down} down), and none has GPU counters",
                  "install dcgm-exporter on the GPU nodes and add it to scrape_configs (docs/counters.md)")  # fmt: skip
+
+
+def _unknown(names: Sequence[str]) -> Check:
+    said = f"Prometheus has {listed(names, 'metric', 20)} of the exporter that almanac does not know"
+    return Check(NAME, "warn", said, _TODO_UNKNOWN, {"unknown_metrics": list(names)})
+
+
+def _forbidden(found: ForbiddenValue) -> Check:
+    low, high = found.limits
+    return Check(
+        NAME,
+        "warn",
+        f"unit mismatch: {found.metric} has the value {found.value:.7g} on {_hosts(found.hosts)}, its unit allows "
+        f"{low:.7g} to {high:.7g}; almanac drops such values",
+        "compare the exporter's unit with docs/counters.md, and look for a recording or relabeling rule",
+        {"metric": found.metric, "value": found.value, "limits": [low, high], "hosts": list(found.hosts)},
+    )
 
 
 def _silent(silent: Sequence[Silence]) -> Check:
@@ -93,7 +130,7 @@ def _off(status: CounterStatus, exporter: ExporterName) -> Check:
     return Check(
         NAME,
         "fail" if is_fatal else "warn",
-        f"{status.metric} is {share}; {_cost(status)}",
+        f"{status.metric.name} is {share}; {_cost(status)}",
         _remedy(status, exporter),
         _details(status, exporter),
     )
@@ -138,10 +175,10 @@ def _remedy(status: CounterStatus, exporter: ExporterName) -> str:
         return "check prometheus.selector: the exporter has it for every GPU without MIG"
     from telemetry.sources.exporter_csv import csv_line
 
-    line = f'add the line "{csv_line(status.counter)}" to the CSV file of dcgm-exporter --collectors'
-    if not status.counter.default_on:
+    line = f'add the line "{csv_line(status.metric)}" to the CSV file of dcgm-exporter --collectors'
+    if not status.metric.is_default:
         line += " (its own file has it commented out)"
-    if not status.counter.is_profiling:
+    if not status.metric.is_profiling:
         return line
     models = [model or "unknown" for model, (present, _) in status.by_model.items() if not present]
     if status.present and models:
@@ -154,13 +191,13 @@ def _details(status: CounterStatus, exporter: ExporterName) -> dict[str, Any]:
 
     return {
         "counter": status.counter.column,
-        "metric": status.metric,
+        "metric": status.metric.name,
         "gpus_with": status.present,
         "gpus": status.expected,
         "hosts_without": list(status.hosts_without),
         "models": {model: {"gpus_with": found[0], "gpus": found[1]} for model, found in status.by_model.items()},
         "null_without": list(_lost(status)),
-        "csv_line": csv_line(status.counter) if exporter == "dcgm" else None,
+        "csv_line": csv_line(status.metric) if exporter == "dcgm" else None,
     }
 
 
@@ -168,19 +205,19 @@ def _stuck(status: CounterStatus) -> Check:
     return Check(
         NAME,
         "warn",
-        f"{status.metric} reads 0 on busy GPUs of {_hosts(status.stuck_hosts)}: a profiling fault, not idleness",
+        f"{status.metric.name} reads 0 on busy GPUs of {_hosts(status.stuck_hosts)}: a profiling fault, not idleness",
         "restart DCGM and dcgm-exporter there; check whether a profiler (Nsight, CUPTI) holds the counters: "
         "`dcgmi profile --pause` and `--resume`",
-        {"counter": status.counter.column, "metric": status.metric, "hosts_stuck": list(status.stuck_hosts)},
+        {"counter": status.counter.column, "metric": status.metric.name, "hosts_stuck": list(status.stuck_hosts)},
     )
 
 
 def _never(exporter: ExporterName) -> Iterator[Check]:
     """Counters that the exporter does not have at all."""
     from telemetry.counters import COUNTERS
-    from telemetry.sources.exporters import EXPORTERS
+    from telemetry.sources.exporters import presets
 
-    lacking = [counter.column for counter in COUNTERS if not EXPORTERS[exporter].metric(counter)]
+    lacking = [counter.column for counter in COUNTERS if not presets()[exporter].names_of(counter.column)]
     if lacking:
         said = f"the {exporter} exporter has no {', '.join(lacking)}: jobs have no class and no energy"
         yield Check(NAME, "warn", said,

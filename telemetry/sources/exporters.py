@@ -1,24 +1,20 @@
-"""What exporters call their metrics and labels, and whose sample a series therefore is.
-
-dcgm-exporter: labels gpu, UUID, modelName, Hostname (`hostname` on newer releases), hpc_job; under MIG GPU_I_ID and
-GPU_I_PROFILE ("1g.10gb"). NVIDIA reuses the ids of GPU instances: after a change of layout an id can be another one.
-jobstats' nvidia_gpu_prometheus_exporter: minor_number (the index of /dev/nvidiaN, by which Slurm and jobstats
-count too; `ordinal` is NVML's own order and may differ), uuid, name, GPU_I_ID; the host is Prometheus' own `instance`.
-It names no profile. Its job id is the label `jobid` on newer releases and the value of `nvidia_gpu_jobId` on all.
-"""
+"""Presets of exporters (telemetry/exporters/*.toml), and whose sample a series is, by its labels."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
 
-from almanac.config import ExporterName
 from almanac.mig import profile_name
-from telemetry.counters import COUNTERS, Counter
+from telemetry.counters import COUNTERS, PARTS, Counter
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}")
 _MIG = re.compile(r"[A-Za-z0-9_-]{0,64}")
@@ -28,10 +24,39 @@ MAX_JOB_ID = 2**53
 
 
 @dataclass(frozen=True)
-class Exporter:
-    """Names of one exporter. `*_labels` are tried in order. total_is_free: hbm_total_mib is read as used + free."""
+class Metric:
+    """One name of a counter; dcgm.toml explains the fields."""
 
-    name: ExporterName | Literal["file"]
+    name: str
+    counter: Counter
+    scale: float = 1.0
+    least: float = 0.0
+    since: str = ""
+    is_default: bool = True
+    is_listed: bool = True
+
+    @property
+    def is_profiling(self) -> bool:
+        """True if DCGM takes it from the GPU's profiling counters, and not from the driver."""
+        return "_PROF_" in self.name
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The lowest value but 0 that is expected, and the highest possible one, as the metric gives them."""
+        return (self.least or self.counter.low) / self.scale, self.counter.high / self.scale
+
+    def forbids(self, value: float, is_lowest: bool) -> bool:
+        """True if the unit forbids the lowest or the highest value of some series, given as the metric has it."""
+        scaled = value * self.scale
+        return scaled < self.counter.low if is_lowest else scaled > self.counter.high or 0 < scaled < self.least
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """Names and labels of one exporter, in the preset's order; dcgm.toml explains the fields."""
+
+    name: str
+    metrics: tuple[Metric, ...]
     host_labels: tuple[str, ...]
     gpu_labels: tuple[str, ...]
     uuid_label: str
@@ -40,44 +65,81 @@ class Exporter:
     job_metric: str = ""
     mig_label: str = "GPU_I_ID"
     profile_label: str = "GPU_I_PROFILE"
-    total_is_free: bool = False
+    other_labels: tuple[str, ...] = ()
+    prefix: str = ""
+    unused: tuple[str, ...] = ()
 
-    def metric(self, counter: Counter) -> str:
-        """This exporter's name of a counter; empty where it has none."""
-        return {"dcgm": counter.dcgm, "jobstats": counter.jobstats}.get(self.name, counter.column)
+    @cached_property
+    def named(self) -> Mapping[str, Metric]:
+        """Its metrics, by name."""
+        return {metric.name: metric for metric in self.metrics}
 
-    def scale(self, counter: Counter) -> float:
-        """What turns its value of a counter into ours."""
-        return {"dcgm": counter.dcgm_scale, "jobstats": counter.jobstats_scale}.get(self.name, 1.0)
+    def names_of(self, column: str) -> tuple[Metric, ...]:
+        """The metrics of a counter; of hbm_total_mib also those that free memory has, which it is made up of."""
+        wanted = {"hbm_total_mib": ("hbm_total_mib", "hbm_free_mib")}.get(column, (column,))
+        return tuple(metric for metric in self.metrics if metric.counter.column in wanted)
+
+    def main(self, column: str) -> Metric:
+        """The metric that switches a counter on: the one of our own list, else the first. Raises IndexError."""
+        metrics = self.names_of(column)
+        return next((metric for metric in metrics if metric.is_listed), metrics[0])
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """The names, sorted, that are neither a counter's nor listed as unused."""
+        return sorted(name for name in set(names) - self.named.keys() if not self.is_unused(name))
+
+    def is_unused(self, name: str) -> bool:
+        """True if the preset lists a metric as one that almanac does not need."""
+        return name == self.job_metric or any(fnmatchcase(name, pattern) for pattern in self.unused)
 
     @property
     def own_labels(self) -> frozenset[str]:
         """The labels that identify the GPU, job, and counter of a series. Others are from Prometheus or the site."""
-        named = {self.uuid_label, self.model_label, self.job_label, "__name__", "userid"}
+        named = {self.uuid_label, self.model_label, self.job_label, "__name__", *self.other_labels}
         return frozenset({*named, self.mig_label, self.profile_label, *self.host_labels, *self.gpu_labels})
 
-    def counters(self) -> dict[str, Counter]:
-        """The counters that it has, by its own name."""
-        return {self.metric(counter): counter for counter in COUNTERS if self.metric(counter)}
+
+def _preset(name: str) -> Exporter:
+    """The exporter of telemetry/exporters/<name>.toml."""
+    text = (files("telemetry") / "exporters" / f"{name}.toml").read_text(encoding="utf-8")
+    given: dict[str, Any] = tomllib.loads(text)
+    counters = {counter.column: counter for counter in (*COUNTERS, *PARTS)}
+    metrics = [
+        Metric(
+            name=entry["name"],
+            counter=counters[column],
+            scale=entry.get("scale", 1.0),
+            least=entry.get("least", 0.0),
+            since=entry.get("since", ""),
+            is_default=entry.get("default", True),
+            is_listed=entry.get("listed", True),
+        )
+        for column, entries in given.pop("counters").items()
+        for entry in entries
+    ]
+    labels: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    return Exporter(name=name, metrics=tuple(metrics), **labels)
 
 
-EXPORTERS = {
-    exporter.name: exporter
-    for exporter in (
-        Exporter("dcgm", ("Hostname", "hostname"), ("gpu",), "UUID", "modelName", "hpc_job", total_is_free=True),
-        Exporter(
-            "jobstats",
-            ("instance",),
-            ("minor_number", "ordinal"),
-            "uuid",
-            "name",
-            "jobid",
-            job_metric="nvidia_gpu_jobId",
-        ),
-    )
-}
+@cache
+def presets() -> Mapping[str, Exporter]:
+    """Every exporter that almanac knows, by name."""
+    folder = files("telemetry") / "exporters"
+    found = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {name: _preset(name) for name in found}
 
-FILE = Exporter("file", ("host",), ("gpu",), "uuid", "model", "job_label", mig_label="mig", profile_label="mig_profile")
+
+FILE = Exporter(
+    "file",
+    tuple(Metric(counter.column, counter) for counter in COUNTERS),
+    ("host",),
+    ("gpu",),
+    "uuid",
+    "model",
+    "job_label",
+    mig_label="mig",
+    profile_label="mig_profile",
+)
 """A file to import: labels and counters have the names and units of the store."""
 
 
@@ -169,8 +231,8 @@ def _is_one_domain(domains: set[str]) -> bool:
 
 
 def _whole_host(labels: Mapping[str, str], exporter: Exporter) -> str:
-    host = _first(labels, exporter.host_labels)
-    return _without_port(host) if exporter.name == "jobstats" else host
+    name = next((name for name in exporter.host_labels if labels.get(name)), "")
+    return _without_port(labels[name]) if name == "instance" else labels.get(name, "")
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import Counter
 from telemetry.sources.exporters import FILE, Gpu, SeriesLabels, UnusableSeriesError, identify, shared_names
+from telemetry.sources.unit_limits import within_unit
 from telemetry.store.schema import TELEMETRY
 
 _Ints = npt.NDArray[np.int64]
@@ -56,7 +57,11 @@ def rows_of(series: Series, time_ms: _Ints, columns: Sequence[CounterColumn], co
     has_value = np.zeros(len(time_ms), dtype=bool)
     arrays: dict[str, pa.Array[Any]] = _labels(found, series.codes, time_ms)
     for column in columns:
-        keep = _accept(column, usable, counts)
+        keep = within_unit(
+            FILE.named[column.counter.column], column.value, series.codes, column.is_given & usable, counts
+        )
+        counts.seen += int(column.is_given.sum())
+        counts.kept += int(keep.sum())
         has_value |= keep
         kind = np.float32 if TELEMETRY.field(column.counter.column).type == pa.float32() else np.float64
         arrays[column.counter.column] = pa.array(column.value.astype(kind), mask=None if keep.all() else ~keep)
@@ -91,21 +96,6 @@ def _has_twice(found: _Identified, codes: _Ints, time_ms: _Ints) -> bool:
         return bool(np.unique(key, axis=1).shape[1] < key.shape[1])
     one = np.sort(key[0] * span_ms + (key[1] - time_ms.min(initial=0)))
     return bool((one[1:] == one[:-1]).any())
-
-
-def _accept(column: CounterColumn, usable: _Flags, counts: Counts) -> _Flags:
-    """Flags of the rows with a usable value of the counter; the others are counted."""
-    counter, value, given = column
-    counts.seen += int(given.sum())
-    within = (value >= counter.low) & (value <= counter.high)
-    keep = given & usable & within
-    counts.kept += int(keep.sum())
-    if not keep.all():
-        wrong, finite = given & usable & ~within, np.isfinite(value)
-        beyond = value[wrong & finite]
-        counts.drop(f"not a number: {counter.column}", int(np.sum(wrong & ~finite)))
-        counts.drop(f"beyond limit: {counter.column}", len(beyond), f"{beyond[0]:g}" if len(beyond) else "")
-    return keep
 
 
 def _labels(found: _Identified, codes: _Ints, time_ms: _Ints) -> dict[str, pa.Array[Any]]:

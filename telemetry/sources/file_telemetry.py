@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,14 +18,17 @@ import pyarrow.compute as pc
 
 from almanac.records import Counts
 from almanac.units import printable
-from telemetry.counters import COUNTERS, Counter
-from telemetry.sources.exporters import EXPORTERS, FILE
+from telemetry.counters import COUNTERS
+from telemetry.sources.exporters import FILE, Metric, presets
 from telemetry.sources.file_rows import CounterColumn, Series, rows_of
-from telemetry.sources.layouts import Layout
+from telemetry.sources.layouts import Layout, Origin
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
+from telemetry.store.schema import TELEMETRY
 
 _LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label", "mig_profile")
+_MOST_NAMED = 40
+"""Unknown metrics of a block that are counted by name."""
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
 _MS_FROM = 1e11
 FUTURE = "time in the future"
@@ -43,31 +46,23 @@ class ReadSpan:
     latest_ms: int
 
 
-@dataclass(frozen=True)
-class _Metric:
-    counter: Counter
-    scale: float
-    is_free: bool = False
-
-
-_Samples = tuple[_Metric, _Ints, _Doubles]
-"""The rows that have a value of a counter, and these values."""
+_Samples = tuple[Metric, _Ints, _Doubles]
+"""The rows that have a value of a metric, and these values."""
 
 
 def read_telemetry(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> pa.Table:
     """The rows of one block; text can be dictionary-encoded. `counts` is in samples: a counter's value at one time."""
     block, time_ms = _in_span(block, layout, span, counts)
     series = _series(block, layout)
-    if layout.form != "long":
-        columns = list(_wide(block, layout))
-        rows = rows_of(series, time_ms, columns, counts)
-        if rows is not None:
-            return rows
-        samples = [
-            (_Metric(one.counter, 1.0), np.flatnonzero(one.is_given), one.value[one.is_given]) for one in columns
-        ]
-    else:
-        samples = _long(block, counts)
+    if layout.form == "long":
+        return _pivoted(series, time_ms, _long(block, counts), counts)
+    columns = list(_wide(block, layout))
+    foreign = [(metric, read_numbers(block[name]), ~_is_empty(block[name])) for metric, name in _foreign(block, layout)]
+    rows = None if foreign else rows_of(series, time_ms, columns, counts)
+    if rows is not None:
+        return rows
+    given = [(FILE.named[one.counter.column], one.value, one.is_given) for one in columns] + foreign
+    samples = [(metric, np.flatnonzero(is_given), value[is_given]) for metric, value, is_given in given]
     return _pivoted(series, time_ms, samples, counts)
 
 
@@ -75,14 +70,13 @@ def _pivoted(series: Series, time_ms: _Ints, samples: Sequence[_Samples], counts
     """Samples joined to rows by GPU and time."""
     codes, labels = series
     end_ms = int(time_ms.max(initial=0)) + 1
-    is_free = any(metric.is_free for metric, _, _ in samples)
-    pivot = Pivot(replace(FILE, total_is_free=is_free), "", int(time_ms.min(initial=0)), end_ms, counts)
+    pivot = Pivot(FILE, "", int(time_ms.min(initial=0)), end_ms, counts)
     for metric, at, value in samples:
         order = at[np.argsort(codes[at], kind="stable")]
         position = np.empty(len(time_ms), dtype=np.int64)
         position[at] = np.arange(len(at))
         lengths = np.bincount(codes[order], minlength=len(labels))
-        pivot.add(metric.counter, SeriesSamples(labels, lengths, time_ms[order], value[position[order]] * metric.scale))
+        pivot.add(metric, SeriesSamples(labels, lengths, time_ms[order], value[position[order]]))
     return pivot.table()
 
 
@@ -106,7 +100,8 @@ def _values(block: pa.Table, layout: Layout, rows: npt.NDArray[np.bool_]) -> int
     """How many samples these rows hold."""
     if layout.form == "long" or not rows.any():
         return int(rows.sum())
-    present = [column for metric, column in _counter_columns(layout) if column in block.column_names]
+    counters = [origin.columns[0] for _, origin in _counter_columns(layout)]
+    present = [name for name in counters if name in block.column_names] + [name for _, name in _foreign(block, layout)]
     return sum(int(np.sum(~_is_empty(block[column])[rows])) for column in present)
 
 
@@ -184,53 +179,43 @@ def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
     return text
 
 
-def _counter_columns(layout: Layout) -> list[tuple[_Metric, str]]:
-    found = [(counter, layout.columns.get(counter.column)) for counter in COUNTERS]
-    return [(_Metric(counter, origin.scale), origin.columns[0]) for counter, origin in found if origin is not None]
+def _counter_columns(layout: Layout) -> list[tuple[Metric, Origin]]:
+    return [(FILE.named[c.column], layout.columns[c.column]) for c in COUNTERS if c.column in layout.columns]
+
+
+def _foreign(block: pa.Table, layout: Layout) -> list[tuple[Metric, str]]:
+    """The columns of the store's own layout that an exporter's metrics give their names, in the presets' order."""
+    if not layout.is_own:
+        return []
+    return [(metric, name) for name, metric in _metrics().items() if name not in TELEMETRY.names
+            and name in block.column_names]  # fmt: skip
 
 
 def _wide(block: pa.Table, layout: Layout) -> Iterator[CounterColumn]:
-    for metric, column in _counter_columns(layout):
-        if column in block.column_names:
-            value = read_numbers(block[column])
-            scaled = value if metric.scale == 1.0 else value * metric.scale
-            yield CounterColumn(metric.counter, scaled, ~_is_empty(block[column]))
+    for metric, origin in _counter_columns(layout):
+        if origin.columns[0] in block.column_names:
+            value = read_numbers(block[origin.columns[0]])
+            scaled = value if origin.scale == 1.0 else value * origin.scale
+            yield CounterColumn(metric.counter, scaled, ~_is_empty(block[origin.columns[0]]))
 
 
 def _long(block: pa.Table, counts: Counts) -> list[_Samples]:
-    """Samples of a file with a row per sample; two names of one counter become one."""
+    """Samples of a file with a row per sample, by metric in the presets' order."""
     metric = _as_text(block["metric"]).combine_chunks().dictionary_encode()
     indices, value = np.asarray(metric.indices), read_numbers(block["value"])
-    found: dict[_Metric, list[_Ints]] = {}
-    for code, name in enumerate(metric.dictionary.to_pylist()):
-        at = np.flatnonzero(indices == code)
-        if name in _metrics():
-            known = _metrics()[name]
-            value[at] *= known.scale
-            found.setdefault(replace(known, scale=1.0), []).append(at)
-        else:
-            counts.seen += len(at)
-            counts.drop("metric not known", len(at), printable(str(name), 80))
-    return [(known, at, value[at]) for known, at in _without_free(found, counts).items()]
-
-
-def _without_free(found: dict[_Metric, list[_Ints]], counts: Counts) -> dict[_Metric, _Ints]:
-    """The rows of each counter; free memory is left out where the total itself is given."""
-    rows = {metric: np.sort(np.concatenate(at)) for metric, at in found.items()}
-    if sum(metric.counter.column == "hbm_total_mib" for metric in rows) > 1:
-        free = next(metric for metric in rows if metric.is_free)
-        number = len(rows.pop(free))
-        counts.seen += number
-        counts.drop("free memory beside the total", number)
-    return rows
+    names = [str(name) for name in metric.dictionary.to_pylist()]
+    rows = {name: np.flatnonzero(indices == code) for code, name in enumerate(names)}
+    unread = sorted(rows.keys() - _metrics().keys())
+    is_unused = {name: any(exporter.is_unused(name) for exporter in presets().values()) for name in unread}
+    unknown = [name for name in unread if not is_unused[name]][:_MOST_NAMED]
+    for name in unread:
+        reason = f"metric not known: {printable(name, 80)}" if name in unknown else "metric not known"
+        counts.seen += len(rows[name])
+        counts.drop("metric not used" if is_unused[name] else reason, len(rows[name]), printable(name, 80))
+    return [(metric, rows[name], value[rows[name]]) for name, metric in _metrics().items() if name in rows]
 
 
 @cache
-def _metrics() -> dict[str, _Metric]:
-    """Every name of a counter: our own, dcgm-exporter's and jobstats' exporter's."""
-    named = {counter.column: _Metric(counter, 1.0) for counter in COUNTERS}
-    for exporter in EXPORTERS.values():
-        for name, counter in exporter.counters().items():
-            is_free = exporter.total_is_free and counter.column == "hbm_total_mib"
-            named[name] = _Metric(counter, exporter.scale(counter), is_free)
-    return named
+def _metrics() -> dict[str, Metric]:
+    """Every name of a counter: our own, and those of the exporters."""
+    return {**FILE.named, **{name: m for exporter in presets().values() for name, m in exporter.named.items()}}

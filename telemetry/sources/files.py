@@ -14,6 +14,7 @@ import telemetry
 from almanac.config import Tier
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
+from almanac.units import printable
 from telemetry.sources.base import RowBatch
 from telemetry.sources.blocks import open_columns, read_blocks, unreadable
 from telemetry.sources.file_jobs import read_jobs
@@ -83,6 +84,8 @@ class FileSource:
         latest_s = int(self._clock()) + _CLOCK_TOLERANCE_S
         span = ReadSpan(since_s * 1000, until_s * 1000, latest_s * 1000)
         counts = Counts()
+        for name in layout.unknown(columns.names):
+            counts.note(f"column not known: {printable(name, 80)}")
         for block in read_blocks(columns, layout.needed(columns.names), _BLOCK_ROWS[self._kind], counts):
             if self._kind == "jobs":
                 rows = _with_tiers(read_jobs(block, layout, since_s, until_s, latest_s, counts), self._tiers)
@@ -91,7 +94,7 @@ class FileSource:
                 self._has_future |= FUTURE in counts.dropped
             yield RowBatch(self._kind, rows, counts)
             counts = Counts()
-        if counts.seen:
+        if counts.seen or counts.notes:
             yield RowBatch(self._kind, TABLES[self._kind].schema.empty_table(), counts)
 
 

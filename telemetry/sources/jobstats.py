@@ -1,8 +1,9 @@
 """jobstats' summaries in a job's AdminComment: "JS1:" + base64(gzip(JSON)), a history of HBM peaks.
 
 The JSON holds per host `gpu_used_memory` (highest seen) and `gpu_total_memory`, bytes by GPU index, and
-`gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out, such as the
-utilization of MIG instances. "JS1:None" and "JS1:Short" mean that there is no summary.
+`gpu_utilization`, mean percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out or null, such
+as the utilization of MIG instances (job_defense_shield, issue 13). "JS1:None" and "JS1:Short" mean that there is no
+summary.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ NO_SUMMARY = ("None", "Short")
 MAX_ENCODED_BYTES = 1 << 20
 MAX_JSON_BYTES = 8 << 20
 MIB = 1 << 20
+_HIGHEST = 2.0**62
 
 
 @dataclass(frozen=True)
@@ -28,20 +30,22 @@ class GpuSummary:
 
     host: str
     gpu: str
-    peak_mib: float
+    peak_mib: float | None
     total_mib: float | None
     util_pct: float | None = None
 
 
 @dataclass(frozen=True)
 class JobstatsSummary:
-    """What jobstats recorded of a job's GPUs; at least one."""
+    """What jobstats recorded of a job's GPUs; at least one. unreadable: values that are not null and make no sense."""
 
     gpus: tuple[GpuSummary, ...]
+    unreadable: int = 0
 
     @property
-    def hbm_peak_mib(self) -> float:
-        return max(gpu.peak_mib for gpu in self.gpus)
+    def hbm_peak_mib(self) -> float | None:
+        """The highest known peak among the job's GPUs; None if there is none."""
+        return max((gpu.peak_mib for gpu in self.gpus if gpu.peak_mib is not None), default=None)
 
     @property
     def hbm_total_mib(self) -> float | None:
@@ -61,19 +65,22 @@ def has_jobstats(admin_comment: str) -> bool:
 
 
 def decode_jobstats(admin_comment: str) -> JobstatsSummary | None:
-    """The summary of an AdminComment; None where there is none, it is malformed, or it names no GPU memory.
+    """The summary of an AdminComment; None where there is none, it is malformed, or nothing of a GPU can be read.
 
-    Decompression is bounded. A peak above the GPU's memory makes the whole summary malformed.
+    Decompression is bounded. A value that cannot be read costs no other: it is None and counted. A peak above the GPU's
+    memory says nothing, and neither does that memory.
     """
     if not has_jobstats(admin_comment) or len(admin_comment) > MAX_ENCODED_BYTES:
         return None
     try:
         packed = base64.b64decode(admin_comment[len(PREFIX) :].strip(), validate=True)
         content = json.loads(_gunzip(packed))
-        gpus = tuple(_gpus(content["nodes"]))
+        nodes = content["nodes"].items()
     except (zlib.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
-    return JobstatsSummary(gpus) if gpus else None
+    values = _Values()
+    gpus = tuple(gpu for host, node in nodes for gpu in _gpus(host, node, values))
+    return JobstatsSummary(gpus, values.unreadable) if gpus else None
 
 
 def _gunzip(packed: bytes) -> bytes:
@@ -85,28 +92,39 @@ def _gunzip(packed: bytes) -> bytes:
     return data
 
 
-def _gpus(nodes: dict[str, Any]) -> Iterator[GpuSummary]:
-    for host, node in nodes.items():
-        totals, utils = node.get("gpu_total_memory") or {}, node.get("gpu_utilization") or {}
-        for gpu, used in (node.get("gpu_used_memory") or {}).items():
-            peak, total = _mib(used), _mib(totals[gpu]) if gpu in totals else None
-            if total is not None and peak > total:
-                raise ValueError("more memory in use than there is")
-            yield GpuSummary(host, gpu, peak, total, _percent(utils[gpu]) if gpu in utils else None)
+@dataclass
+class _Values:
+    """Reads values, and counts those that make no sense."""
+
+    unreadable: int = 0
+
+    def mapping(self, value: Any) -> Mapping[str, Any]:
+        if value is None or isinstance(value, dict):
+            return value or {}
+        self.unreadable += 1
+        return {}
+
+    def number(self, value: Any, high: float = math.inf) -> float | None:
+        """A number from 0 to high; None for any other value."""
+        if value is None:
+            return None
+        if type(value) in (int, float) and 0 <= value <= high and value < _HIGHEST:
+            return float(value)
+        self.unreadable += 1
+        return None
 
 
-def _mib(value: Any) -> float:
-    return _number(value, "bytes") / MIB
-
-
-def _percent(value: Any) -> float:
-    percent = _number(value, "percent")
-    if percent > 100:
-        raise ValueError("a utilization above 100%")
-    return percent
-
-
-def _number(value: Any, unit: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"not a number of {unit}: {value!r:.40}")
-    return value
+def _gpus(host: str, node: Any, values: _Values) -> Iterator[GpuSummary]:
+    """The GPUs of a node that have a known peak or utilization."""
+    fields = ("gpu_used_memory", "gpu_total_memory", "gpu_utilization")
+    node = values.mapping(node)
+    used, totals, utils = (values.mapping(node.get(field)) for field in fields)
+    for gpu in dict.fromkeys((*used, *utils)):
+        peak, total = values.number(used.get(gpu)), values.number(totals.get(gpu))
+        if peak is not None and total is not None and peak > total:
+            values.unreadable += 2
+            peak = total = None
+        util_pct = values.number(utils.get(gpu), 100)
+        if peak is not None or util_pct is not None:
+            peak_mib, total_mib = (None if size is None else size / MIB for size in (peak, total))
+            yield GpuSummary(host, gpu, peak_mib, total_mib, util_pct)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from almanac.errors import FileFormatError
 from almanac.units import printable
+from telemetry.sources.exporters import presets
 from telemetry.store.schema import TABLES
 
 Kind = Literal["jobs", "telemetry"]
@@ -39,11 +40,26 @@ class Layout:
     columns: Mapping[str, Origin]
     states: Mapping[str, str] = field(default_factory=dict)
     form: str = "wide"
+    is_own: bool = False
 
     def needed(self, present: Sequence[str]) -> list[str]:
-        """The columns of a file that this layout reads, in the file's order."""
+        """The columns of a file that this layout reads, in the file's order; of our own also exporters' metrics."""
         named = {column for origin in self.columns.values() for column in origin.columns} | set(self.requires)
+        if self.is_own and self.kind == "telemetry":
+            named |= {name for exporter in presets().values() for name in exporter.named}
         return [column for column in present if column in named]
+
+    def unknown(self, present: Sequence[str]) -> list[str]:
+        """The columns of a telemetry file that look like an exporter's metrics, and that nothing reads."""
+        if self.kind != "telemetry":
+            return []
+        left = set(present) - set(self.needed(present))
+        return sorted(
+            name
+            for exporter in presets().values()
+            for name in exporter.unknown(left)
+            if name.startswith(exporter.prefix)
+        )
 
 
 @cache
@@ -65,6 +81,7 @@ def _layout(entry: dict[str, Any]) -> Layout:
         columns=columns,
         states=entry.get("states", {}),
         form=entry.get("form", "wide"),
+        is_own=entry.get("is_own", False),
     )
 
 

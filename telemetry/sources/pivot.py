@@ -15,11 +15,13 @@ import pyarrow as pa
 
 from almanac.records import Counts
 from almanac.units import printable
-from telemetry.counters import COUNTERS, Counter
+from telemetry.counters import COUNTERS, PARTS, Counter
 from telemetry.sources.exporters import (
+    FILE,
     MAX_JOB_ID,
     Exporter,
     Gpu,
+    Metric,
     SeriesLabels,
     UnusableSeriesError,
     identify,
@@ -27,12 +29,14 @@ from telemetry.sources.exporters import (
 )
 from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.sources.replicas import Replica, copies, replica_of
+from telemetry.sources.unit_limits import within_unit
 from telemetry.store.schema import TELEMETRY
 
 _SHIFT = 42
 _Ints = npt.NDArray[np.int64]
 _Doubles = npt.NDArray[np.float64]
 _TORN = -1
+_JOB = Metric("job_label", Counter("job_label", "job id", "", 0, MAX_JOB_ID))
 
 
 class _Codes(NamedTuple):
@@ -65,6 +69,7 @@ class Pivot:
         self._devices: dict[tuple[str, str, str], int] = {}
         self._replicas: dict[Replica, int] = {}
         self._known_labels = exporter.own_labels
+        self._keys: list[_Ints] = []
         self._columns: dict[str, tuple[_Ints, npt.NDArray[np.floating]]] = {}
         self._device_of: list[tuple[_Ints, _Ints]] = []
         self._replica_of: list[tuple[_Ints, _Ints]] = []
@@ -75,28 +80,41 @@ class Pivot:
         self.newest_ms = start_ms
         """Time of the newest sample of the span, kept or not."""
 
-    def add(self, counter: Counter, samples: SeriesSamples) -> None:
-        """Take all samples of one counter."""
+    def add(self, metric: Metric, samples: SeriesSamples) -> None:
+        """Take all samples of one metric. Of two metrics of one counter, the first one taken counts."""
         codes = self._identify(samples)
-        low = 0.0 if self._is_free(counter.column) else counter.low
-        points = self._accept(samples, codes, counter.column, (low, counter.high), self._exporter.scale(counter))
+        points = self._accept(samples, codes, metric)
         key, is_new = self._shared(points.key)
-        narrow = TELEMETRY.field(counter.column).type == pa.float32()
-        self._columns[counter.column] = (key, points.value.astype(np.float32) if narrow else points.value)
         if is_new:
             self._device_of.append((key, codes.device[points.series]))
             self._replica_of.append((key, codes.replica[points.series]))
             self._job_of.append((key, codes.job[points.series]))
+        column = metric.counter.column
+        narrow = column not in TELEMETRY.names or TELEMETRY.field(column).type == pa.float32()
+        value: npt.NDArray[np.floating] = points.value.astype(np.float32) if narrow else points.value
+        self._columns[column] = self._beside(column, key, value) if column in self._columns else (key, value)
+
+    def _beside(
+        self, column: str, key: _Ints, value: npt.NDArray[np.floating]
+    ) -> tuple[_Ints, npt.NDArray[np.floating]]:
+        """The samples of a column, and those of another name of its counter where it has none."""
+        known_key, known = self._columns[column]
+        both = _union([known_key, key])
+        twice = len(known_key) + len(key) - len(both)
+        self.counts.kept -= twice
+        self.counts.drop("counter given under two names", twice, column)
+        first = _align(both, known_key, known)
+        return self._shared(both)[0], np.where(np.isnan(first), _align(both, key, value), first)
 
     def add_jobs(self, samples: SeriesSamples) -> None:
         """Take the samples of a metric whose value is the job id (jobstats); 0 is no job."""
-        points = self._accept(samples, self._identify(samples), "job_label", (0.0, float(MAX_JOB_ID)), 1.0)
+        points = self._accept(samples, self._identify(samples), _JOB)
         self._job_of.append((points.key, points.value.astype(np.int64)))
 
     def table(self) -> pa.Table:
         """The rows, sorted by host, gpu, mig and time; those without any value are left out."""
         key = self._scrapes()
-        self._add_used_to_free()
+        self._complete_memory(key)
         gpus = sorted(self._gpus)
         rank = _rank(self._gpus)
         take = np.argsort(rank[key >> _SHIFT], kind="stable")
@@ -147,9 +165,6 @@ class Pivot:
             self.counts.drop("scraped by a second Prometheus", len(own) - len(keys[id(own)]))
         return _union(list(keys.values()))
 
-    def _is_free(self, column: str) -> bool:
-        return self._exporter.total_is_free and column == "hbm_total_mib"
-
     def _identify(self, samples: SeriesSamples) -> _Codes:
         number = len(samples.labels)
         gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
@@ -192,23 +207,16 @@ class Pivot:
             self._bad_labels.add(series.bad_job_label)
             self.counts.note("job label is no job id", 1, printable(series.bad_job_label, 60))
 
-    def _accept(
-        self, samples: SeriesSamples, codes: _Codes, column: str, limits: tuple[float, float], scale: float
-    ) -> _Points:
+    def _accept(self, samples: SeriesSamples, codes: _Codes, metric: Metric) -> _Points:
         """The samples that can be used; the others are counted, but for those outside the span, which are others'."""
         series = np.repeat(np.arange(len(samples.labels)), samples.lengths)
         inside = (samples.time_ms >= self._start_ms) & (samples.time_ms < self._end_ms)
-        time_ms, value, series = samples.time_ms[inside], samples.value[inside] * scale, series[inside]
+        time_ms, value, series = samples.time_ms[inside], samples.value[inside] * metric.scale, series[inside]
         self.counts.seen += len(value)
         self.newest_ms = int(time_ms.max(initial=self.newest_ms))
         for at, reason in codes.unusable.items():
             self.counts.drop(reason, int(np.sum(series == at)), printable(str(samples.labels[at])))
-        usable, finite = codes.gpu[series] >= 0, np.isfinite(value)
-        within = (value >= limits[0]) & (value <= limits[1])
-        beyond = value[usable & finite & ~within]
-        self.counts.drop(f"not a number: {column}", int(np.sum(usable & ~finite)))
-        self.counts.drop(f"beyond limit: {column}", len(beyond), f"{beyond[0]:g}" if len(beyond) else "")
-        keep = usable & within
+        keep = within_unit(metric, value, series, codes.gpu[series] >= 0, self.counts)
         key = (codes.gpu[series[keep]] << _SHIFT) + (time_ms[keep] - self._start_ms)
         points = self._unique(_Points(key, value[keep], series[keep]), codes.job, samples.labels)
         self.counts.kept += len(points.key)
@@ -234,30 +242,41 @@ class Pivot:
 
     def _shared(self, key: _Ints) -> tuple[_Ints, bool]:
         """One array for the counters of the same scrapes, and whether it is new: seventeen counters share one."""
-        for known, _ in self._columns.values():
+        for known in self._keys:
             if np.array_equal(known, key):
                 return known, False
+        self._keys.append(key)
         return key, True
 
-    def _add_used_to_free(self) -> None:
-        """dcgm-exporter has no total: used + free, where both are there."""
-        if not self._exporter.total_is_free or "hbm_total_mib" not in self._columns:
+    def _complete_memory(self, key: _Ints) -> None:
+        """hbm_total_mib = used + free + reserved: compute the total or hbm_used_mib where it is missing."""
+        (free_key, free), reserved = (self._columns.pop(part.column, (key[:0], np.empty(0))) for part in PARTS)
+        if not len(free_key):
             return
-        limits = next(counter for counter in COUNTERS if counter.column == "hbm_total_mib")
-        key, free = self._columns["hbm_total_mib"]
-        used_key, used = self._columns.get("hbm_used_mib", (key[:0], free[:0]))
-        total = free + _align(key, used_key, used)
-        wrong = (total < limits.low) | (total > limits.high)
-        total[wrong] = np.nan
+        free, kept_back = _align(key, free_key, free), _align(key, *reserved)
+        used, total = (self._at(column, key) for column in ("hbm_used_mib", "hbm_total_mib"))
+        if len(reserved[0]):
+            in_use = total - free - kept_back
+            self._columns["hbm_used_mib"] = key, np.where(np.isnan(used) & (in_use >= 0), in_use, used)
+        made = used + free + np.nan_to_num(kept_back)
+        limits = FILE.named["hbm_total_mib"].counter
+        wrong = np.isnan(total) & ((made < limits.low) | (made > limits.high))
+        made[wrong] = np.nan
         self.counts.kept -= int(wrong.sum())
-        self.counts.drop("beyond limit: hbm_total_mib", int(wrong.sum()))
-        self._columns["hbm_total_mib"] = (key, total)
+        self.counts.drop("unit mismatch: hbm_total_mib", int(wrong.sum()))
+        self._columns["hbm_total_mib"] = key, np.where(np.isnan(total), made, total)
+
+    def _at(self, column: str, key: _Ints) -> npt.NDArray[np.floating]:
+        """The values of a column at the keys; NaN where it has none."""
+        if column not in self._columns:
+            return np.full(len(key), np.nan, dtype=np.float32)
+        return _align(key, *self._columns[column])
 
     def _values(self, column: str, key: _Ints, take: _Ints) -> pa.Array[Any]:
         kind = TELEMETRY.field(column).type
         values: pa.Array[Any] = pa.nulls(len(key), kind)
         if column in self._columns:
-            values = pa.array(_align(key, *self._columns[column])[take], kind, from_pandas=True)
+            values = pa.array(self._at(column, key)[take], kind, from_pandas=True)
         return values
 
 

@@ -9,19 +9,22 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 
 from almanac.config import Prometheus
-from almanac.errors import ServerError
+from almanac.errors import ServerError, SourceError
 from almanac.records import Counts
-from almanac.units import HOUR_S
-from telemetry.counters import Counter
+from almanac.units import DAY_S, HOUR_S, listed, printable
 from telemetry.sources.base import RowBatch
-from telemetry.sources.exporters import EXPORTERS
+from telemetry.sources.exporters import Metric, presets
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_queries import GpuQueries, host_matchers
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
+from telemetry.store.schema import TELEMETRY
 
 _FUTURE_S = 600
 """Prometheus refuses samples that are stamped further ahead than this (storage.tsdb, 10 minutes)."""
 _CLOCK_TOLERANCE_S = 5
+_MOST_NAMED, _MORE = 40, "series of more unknown metrics"
+_NAMES_S = 600
+"""Before the newest sample, how far back unknown metrics are looked for."""
 
 
 class PrometheusSource:
@@ -45,8 +48,9 @@ class PrometheusSource:
     ) -> None:
         self._config, self._clock = config, clock
         self._server = PrometheusServer(config, clock=clock, sleep=sleep, rng=rng)
-        exporter = EXPORTERS[config.exporter]
+        exporter = presets()[config.exporter]
         self._queries = GpuQueries(self._server, exporter, config.selector, host_matchers(exporter, hosts))
+        self._is_whole_site = not hosts
         self._span_s = config.chunk_minutes * 60
         self.scrape_interval_s: float | None = None
 
@@ -57,10 +61,13 @@ class PrometheusSource:
         still to be scraped.
 
         A span without any sample gives no batch, and so moves no watermark: it may be the selector that is wrong, or
-        a server that was down. Raises ServerError where it cannot be asked; batches given before that stand.
+        a server that was down. A last batch without rows names the exporter's metrics that almanac does not know.
+        Raises SourceError if there are only such metrics, and ServerError where the server cannot be asked; batches
+        given before that stand.
         """
         newest_s = int(self._clock()) - self._config.delay_s
         start_s, end_s = max(since_s, 0), min(until_s, newest_s)
+        first_s, read_s = start_s, None
         future = self._future_samples() if since_s < newest_s < until_s + _FUTURE_S else Counts()
         while start_s < end_s:
             stop_s = min(_border(start_s, self._span_s), end_s)
@@ -72,8 +79,41 @@ class PrometheusSource:
             start_s = stop_s
             if batch is not None:
                 batch.counts.add(future)
-                future = Counts()
+                future, read_s = Counts(), batch.watermark_s
                 yield batch
+        if self._is_whole_site and first_s < end_s:
+            yield from self._unknown(first_s, end_s, read_s)
+
+    def _unknown(self, start_s: int, end_s: int, read_s: int | None) -> Iterator[RowBatch]:
+        """The batch that names unknown metrics, if any. read_s: end of what was read; None if there is no counter."""
+        if read_s is None:
+            if found := self._others(start_s, end_s):
+                raise SourceError(
+                    f"Prometheus at {self._server.address} has no counter that almanac knows, "
+                    f"but {listed(list(found), 'other metric', 8)}",
+                    "run almanac doctor; give the exporter almanac's list (docs/counters.md), or update almanac",
+                )
+            return
+        try:
+            found = self._queries.others(max(start_s, read_s - _NAMES_S), end_s)
+        except (TooMuchError, ServerError):
+            return  # everything is read, and the next run asks again
+        unknown = {name: found[name] for name in self._queries.exporter.unknown(found)}
+        counts = Counts(seen=sum(unknown.values()))
+        for at, (name, number) in enumerate(unknown.items()):
+            said = f"series of an unknown metric: {printable(name, 80)}" if at < _MOST_NAMED else _MORE
+            counts.drop(said, number, printable(name, 80) if said == _MORE else "")
+        if unknown:
+            yield RowBatch("telemetry", TELEMETRY.empty_table(), counts)
+
+    def _others(self, start_s: int, end_s: int) -> dict[str, int]:
+        """The exporter's metrics of the span, or of its last day if the server refuses the whole of it."""
+        for first_s in (start_s, max(start_s, end_s - DAY_S)):
+            try:
+                return self._queries.others(first_s, end_s) or self._queries.others(first_s, end_s, by_labels=True)
+            except TooMuchError:
+                continue
+        return {}
 
     def _shrink(self, span_s: int, said: str) -> None:
         """Ask for half as much from here on. Raises ServerError where a second is still too much."""
@@ -92,8 +132,8 @@ class PrometheusSource:
         self._check_amount(present, start_s, end_s)
         exporter = self._queries.exporter
         pivot = Pivot(exporter, self._config.host_suffix, start_s * 1000, end_s * 1000, Counts())
-        for metric, counter in present.items():
-            pivot.add(counter, self._queries.samples(metric, start_s, end_s))
+        for name, metric in present.items():
+            pivot.add(metric, self._queries.samples(name, start_s, end_s))
         if exporter.job_metric:
             pivot.add_jobs(self._queries.samples(exporter.job_metric, start_s, end_s))
         if not pivot.counts.seen:
@@ -104,11 +144,16 @@ class PrometheusSource:
             rows = rows.replace_schema_metadata({"scrape_interval_s": f"{self.scrape_interval_s:g}"})
         return RowBatch("telemetry", rows, pivot.counts, watermark_s=min(end_s, pivot.newest_ms // 1000 + 1))
 
-    def _check_amount(self, present: dict[str, Counter], start_s: int, end_s: int) -> None:
+    def _check_amount(self, present: dict[str, Metric], start_s: int, end_s: int) -> None:
         """Raise TooMuchError where the span holds more samples than may be in memory, by the first counter's number."""
-        expected = self._queries.count(next(iter(present)), start_s, end_s) * len(present)
+        columns = [metric.counter.column for metric in present.values()]
+        names = [name for name, column in zip(present, columns, strict=True) if column == columns[0]]
+        expected = self._count(names, start_s, end_s) * len(set(columns))
         if expected > self._config.max_samples and end_s - start_s > 1:
             raise TooMuchError(f"{expected} samples are above prometheus.max_samples")
+
+    def _count(self, names: Collection[str], start_s: int, end_s: int) -> int:
+        return sum(self._queries.count(name, start_s, end_s) for name in names)
 
     def _future_samples(self) -> Counts:
         """Samples stamped later than now, by the first counter: the clocks of this host and of Prometheus disagree.
@@ -116,7 +161,9 @@ class PrometheusSource:
         They are left where they are, and read once they are no longer in the future.
         """
         now_s = int(self._clock()) + _CLOCK_TOLERANCE_S
-        number = self._queries.count(next(iter(self._queries.exporter.counters())), now_s, now_s + _FUTURE_S)
+        exporter = self._queries.exporter
+        names = [metric.name for metric in exporter.names_of(exporter.metrics[0].counter.column)]
+        number = self._count(names, now_s, now_s + _FUTURE_S)
         counts = Counts()
         counts.note("time in the future, left for later", number, "compare the clocks of this host and of Prometheus")
         return counts

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from almanac.config import Prometheus
 from almanac.errors import ServerError
 from almanac.records import Counts
-from telemetry.counters import Counter
-from telemetry.sources.exporters import EXPORTERS, UnusableSeriesError, host_of
+from telemetry.counters import COUNTERS, Counter
+from telemetry.sources.exporters import Metric, UnusableSeriesError, host_of, presets
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import Point
 from telemetry.sources.prometheus_queries import GpuQueries, over
@@ -50,10 +50,11 @@ class Group:
 class CounterStatus:
     """Where a counter is. units: of each group that should have it, how many GPUs have it, and how many there are.
 
-    stuck_hosts: where it read 0 all the time on a GPU whose mean GPU_UTIL was BUSY_PCT or more.
+    metric: the name that switches it on. stuck_hosts: where it read 0 all the time on a GPU whose mean GPU_UTIL was
+    BUSY_PCT or more.
     """
 
-    metric: str
+    metric: Metric
     counter: Counter
     units: Mapping[Group, tuple[int, int]]
     stuck_hosts: tuple[str, ...] = ()
@@ -92,11 +93,23 @@ class Silence:
 @dataclass(frozen=True)
 class Nothing:
     """What else there is where no GPU is found. unselected: counters by the exporter whose they are, whatever the
-    selector. targets, down: what Prometheus scrapes at all."""
+    selector. others: names of the exporter's metrics that are no counters; those that the selector hides only if there
+    are no counters anywhere. targets, down: what Prometheus scrapes at all."""
 
     unselected: Mapping[str, int]
+    others: tuple[str, ...]
     targets: int
     down: int
+
+
+@dataclass(frozen=True)
+class ForbiddenValue:
+    """A value that the unit of its metric forbids, as the metric gives it; its limits, low and high; on which hosts."""
+
+    metric: str
+    value: float
+    limits: tuple[float, float]
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +117,8 @@ class PrometheusStatus:
     """What a Prometheus server has of the GPUs in the last PROBE_S seconds.
 
     unusable: series by the reason for which they belong to no host. scrape_interval_s is None where no GPU has two
-    samples; version is empty where the server does not say. nothing: only where there is no series.
+    samples; version is empty where the server does not say. nothing: only where there is no series. releases: hosts by
+    the exporter's release that brought the names they use. unknown: the exporter's metrics that almanac does not know.
     """
 
     version: str
@@ -114,6 +128,9 @@ class PrometheusStatus:
     silent: tuple[Silence, ...]
     unusable: Mapping[str, int]
     nothing: Nothing | None
+    releases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    forbidden: tuple[ForbiddenValue, ...] = ()
 
     @property
     def hosts(self) -> int:
@@ -134,7 +151,7 @@ def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> Prom
     """Ask once, without retries, what is there. Raises ServerError where nothing answers, ConfigError."""
     server = PrometheusServer(replace(config, retries=0), clock=clock)
     version = server.version()
-    asked = _Probe(GpuQueries(server, EXPORTERS[config.exporter], config.selector), config.host_suffix, int(clock()))
+    asked = _Probe(GpuQueries(server, presets()[config.exporter], config.selector), config.host_suffix, int(clock()))
     try:
         held, unusable = asked.held()
         groups = {group: max(metrics.values()) for group, metrics in held.items()}
@@ -146,6 +163,9 @@ def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> Prom
             silent=asked.silent(),
             unusable=unusable,
             nothing=None if groups or unusable else asked.nothing(),
+            releases=asked.releases(held),
+            unknown=asked.unknown(),
+            forbidden=asked.forbidden() if groups else (),
         )
     except TooMuchError as error:
         raise ServerError(
@@ -200,18 +220,70 @@ class _Probe:
         """Every counter of the exporter; none where there is no GPU."""
         if not groups:
             return ()
+        exporter = self.queries.exporter
+        names = {counter: exporter.names_of(counter.column) for counter in COUNTERS}
         return tuple(
             CounterStatus(
-                metric,
+                exporter.main(counter.column),
                 counter,
                 {
-                    group: (held[group].get(metric, 0), number)
+                    group: (max(held[group].get(metric.name, 0) for metric in metrics), number)
                     for group, number in groups.items()
-                    if metric in held[group] or self._is_expected(group, counter)
+                    if any(metric.name in held[group] for metric in metrics) or self._is_expected(group, counter)
                 },
-                self._stuck(metric) if counter.column in NEVER_ZERO else (),
+                self._stuck([metric.name for metric in metrics if any(metric.name in found for found in held.values())])
+                if counter.column in NEVER_ZERO
+                else (),
             )
-            for metric, counter in self.queries.exporter.counters().items()
+            for counter, metrics in names.items()
+            if metrics
+        )
+
+    def releases(self, held: Mapping[Group, Mapping[str, int]]) -> dict[str, tuple[str, ...]]:
+        """Hosts by the release of the exporter that brought the names they use; the oldest names have none."""
+        found: dict[str, set[str]] = {}
+        for metric in self.queries.exporter.metrics:
+            if metric.since:
+                hosts = {group.host for group, names in held.items() if metric.name in names}
+                found.setdefault(metric.since, set()).update(hosts)
+        return {release: tuple(sorted(hosts)) for release, hosts in found.items() if hosts}
+
+    def unknown(self) -> tuple[str, ...]:
+        """The exporter's metrics that almanac does not know; none if the server refuses to look."""
+        try:
+            found = self.queries.others(self.end_s - PROBE_S, self.end_s)
+        except TooMuchError:
+            return ()
+        return tuple(self.queries.exporter.unknown(found))
+
+    def forbidden(self) -> tuple[ForbiddenValue, ...]:
+        """Metrics whose lowest or highest value on a host their unit forbids; none if the server refuses to look."""
+        # The functions over time drop the name of a metric, so a label has to keep it. Of a server that has just
+        # started, no step of the subquery may have a sample, but the last sample is there.
+        now, last = (
+            f'label_replace({of}, "metric", "$1", "__name__", "(.+)")'
+            for of in (self.queries.everything(), f"last_over_time({self.queries.everything()}{self._recent})")
+        )
+        by = ", ".join(["metric", *self.queries.exporter.host_labels])
+        try:
+            low, high = (
+                self._ask(
+                    f"{way} by ({by}) ({way}_over_time({now}[{PROBE_S}s:60s]) or {last})", f"the {way} of counters"
+                )
+                for way in ("min", "max")
+            )
+        except TooMuchError:
+            return ()
+        hosts: dict[str, set[str]] = {}
+        examples: dict[str, float] = {}
+        for point, is_low in [*((point, True) for point in low), *((point, False) for point in high)]:
+            metric = self.queries.exporter.named.get(point.labels.get("metric", ""))
+            if metric and metric.forbids(point.value, is_low):
+                hosts.setdefault(metric.name, set()).update(self._hosts([point]))
+                examples[metric.name] = point.value
+        return tuple(
+            ForbiddenValue(name, examples[name], self.queries.exporter.named[name].limits, tuple(sorted(found)))
+            for name, found in hosts.items()
         )
 
     def _is_expected(self, group: Group, counter: Counter) -> bool:
@@ -220,16 +292,20 @@ class _Probe:
             return counter.column not in OF_CARD
         return self.queries.exporter.name != "jobstats" or counter.column != "gr_engine_active_frac"
 
-    def _stuck(self, metric: str) -> tuple[str, ...]:
+    def _stuck(self, names: Sequence[str]) -> tuple[str, ...]:
         queries, exporter = self.queries, self.queries.exporter
         hosts = ", ".join(exporter.host_labels)
         gpu = ", ".join([*exporter.host_labels, *exporter.gpu_labels])
-        busy = next(name for name, counter in exporter.counters().items() if counter.column == "gpu_util_pct")
-        query = (
-            f"count by ({hosts}) (max by ({gpu}) (max_over_time({queries.matching(metric)}{self._recent})) == 0"
-            f" and on ({gpu}) max by ({gpu}) (avg_over_time({queries.matching(busy)}{self._recent})) >= {BUSY_PCT})"
+        busy = " or ".join(
+            f"max by ({gpu}) (avg_over_time({queries.matching(util.name)}{self._recent})) >= {BUSY_PCT / util.scale:g}"
+            for util in exporter.names_of("gpu_util_pct")
         )
-        return self._hosts(self._ask(query, f"where {metric} is 0 on busy GPUs"))
+        found: set[str] = set()
+        for name in names:
+            values = f"max by ({gpu}) (max_over_time({queries.matching(name)}{self._recent})) == 0"
+            query = f"count by ({hosts}) ({values} and on ({gpu}) ({busy}))"
+            found.update(self._hosts(self._ask(query, f"where {name} is 0 on busy GPUs")))
+        return tuple(sorted(found))
 
     def _hosts(self, found: list[Point]) -> tuple[str, ...]:
         names = set()
@@ -246,9 +322,9 @@ class _Probe:
         pivot = Pivot(
             self.queries.exporter, self.host_suffix, (self.end_s - PROBE_S) * 1000, self.end_s * 1000, Counts()
         )
-        for metric, counter in self.queries.exporter.counters().items():
-            if metric in present:
-                pivot.add(counter, self.queries.samples(metric, self.end_s - PROBE_S, self.end_s))
+        for name, metric in self.queries.exporter.named.items():
+            if name in present:
+                pivot.add(metric, self.queries.samples(name, self.end_s - PROBE_S, self.end_s))
                 break
         gaps_s = pivot.median_gaps_s()
         return float(np.median(gaps_s)) if len(gaps_s) else None
@@ -256,11 +332,12 @@ class _Probe:
     def silent(self) -> tuple[Silence, ...]:
         """Hosts that fell silent; none where the server refuses to look back."""
         exporter = self.queries.exporter
-        used = next(name for name, counter in exporter.counters().items() if counter.column == "hbm_used_mib")
+        used = "|".join(metric.name for metric in exporter.names_of("hbm_used_mib"))
+        selector = self.queries.matching("", f'__name__=~"{used}"')
         hosts = ", ".join(exporter.host_labels)
         labels = ", ".join(sorted({*exporter.host_labels, "job", "instance"}))
         for lookback_s in _LOOKBACKS_S:
-            before = f"last_over_time({self.queries.matching(used)}{over(self.end_s - lookback_s, self.end_s)})"
+            before = f"last_over_time({selector}{over(self.end_s - lookback_s, self.end_s)})"
             now = f"last_over_time({self.queries.everything()}{self._recent})"
             query = f"group by ({labels}) ({before}) unless on ({hosts}) group by ({hosts}) ({now})"
             try:
@@ -291,10 +368,17 @@ class _Probe:
     def nothing(self) -> Nothing:
         """What there is beside the counters that were looked for."""
         unselected: dict[str, int] = {}
-        for exporter in EXPORTERS.values():
-            every = f'{{__name__=~"{"|".join(exporter.counters())}"}}'
+        for exporter in presets().values():
+            every = f'{{__name__=~"{"|".join(exporter.named)}"}}'
             unselected[exporter.name] = self._number(f"count(last_over_time({every}{self._recent}))")
-        return Nothing(unselected, self._number("count(up)"), self._number("count(up == 0)"))
+        others = self._others(self.queries)
+        if not others and not any(unselected.values()):
+            others = self._others(replace(self.queries, selector=""))
+        return Nothing(unselected, others, self._number("count(up)"), self._number("count(up == 0)"))
+
+    def _others(self, queries: GpuQueries) -> tuple[str, ...]:
+        span = (self.end_s - PROBE_S, self.end_s)
+        return tuple(queries.others(*span) or queries.others(*span, by_labels=True))
 
     def _number(self, query: str) -> int:
         return self.queries.server.number(query, self.end_s, "what there is at all")

@@ -12,8 +12,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from telemetry.counters import Counter
-from telemetry.sources.exporters import Exporter
+from telemetry.sources.exporters import Exporter, Metric
 from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.sources.prometheus_server import PrometheusServer
 
@@ -34,13 +33,27 @@ class GpuQueries:
     selector: str = ""
     narrowing: tuple[str, ...] = ()
 
-    def present(self, start_s: int, end_s: int) -> dict[str, Counter]:
-        """The counters that have a sample in the span, by metric, in the order of the columns."""
-        counters = self.exporter.counters()
+    def present(self, start_s: int, end_s: int) -> dict[str, Metric]:
+        """The metrics that have a sample in the span, by name, in the preset's order."""
         query = f"count by (__name__) (last_over_time({self.everything()}{over(start_s, end_s)}))"
         found = self.server.vector(query, end_s, f"the names of the counters {_span(start_s, end_s)}")
         names = {point.labels.get("__name__") for point in found}
-        return {metric: counter for metric, counter in counters.items() if metric in names}
+        return {name: metric for name, metric in self.exporter.named.items() if name in names}
+
+    def others(self, start_s: int, end_s: int, *, by_labels: bool = False) -> dict[str, int]:
+        """Series in the span of the exporter's metrics that are no counter, by name: the unknown ones, then the unused.
+
+        Such a metric has the exporter's prefix or, by_labels, its labels of a GPU: its prefix may be new as well.
+        """
+        chosen = f'__name__=~"{self.exporter.prefix}.*"'
+        if by_labels:
+            chosen = f'{self.exporter.uuid_label}!="",{self.exporter.model_label}!=""'
+        query = f"count by (__name__) (last_over_time({self.matching('', chosen)}{over(start_s, end_s)}))"
+        points = self.server.vector(query, end_s, f"the names of the exporter's metrics {_span(start_s, end_s)}")
+        found = {point.labels.get("__name__", ""): int(point.value) for point in points if point.labels}
+        unknown = self.exporter.unknown(found)
+        unused = sorted(found.keys() - self.exporter.named.keys() - set(unknown))
+        return {name: found[name] for name in (*unknown, *unused)}
 
     def count(self, metric: str, start_s: int, end_s: int) -> int:
         """How many samples a metric has in the span, one at its start included."""
@@ -54,7 +67,7 @@ class GpuQueries:
 
     def everything(self, *matchers: str) -> str:
         """A selector of all counters."""
-        return self.matching("", f'__name__=~"{"|".join(self.exporter.counters())}"', *matchers)
+        return self.matching("", f'__name__=~"{"|".join(self.exporter.named)}"', *matchers)
 
     def matching(self, metric: str, *matchers: str) -> str:
         """A selector of series, the site's own matchers included."""

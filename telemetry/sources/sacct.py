@@ -159,6 +159,8 @@ class SacctSource:
         stats = decode_jobstats(text.admin_comment)
         if stats is None and row["gpu_count"] and has_jobstats(text.admin_comment):
             counts.note("jobstats summary unreadable", example=f"job {row['job_id']}")
+        if stats and stats.unreadable:
+            counts.note("jobstats values unreadable", stats.unreadable, f"job {row['job_id']}")
         partitions = text.partitions or None
         tier = requested_tier(_request(row, partitions or row["partition"] or ""), self.tiers)
         return {

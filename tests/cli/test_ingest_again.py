@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from almanac.errors import SourceError
+from almanac.records import Counts
 from cli.ingest import run, show
-from telemetry.ingest import SourceSpan
+from telemetry.ingest import IngestResult, SourceSpan
 from telemetry.sources.files import FileSource
 from telemetry.store.store import Store
 
@@ -26,10 +29,25 @@ def test_a_skipped_file_has_the_counts_of_its_import(
     if as_json:
         outcome = json.loads(said)["sources"]["file:t.csv"]
         assert outcome["skipped"] is True
-        assert (outcome["seen"], outcome["kept"], outcome["dropped"]) == (4, 3, {"beyond limit: power_w": 1})
+        assert (outcome["seen"], outcome["kept"], outcome["dropped"]) == (4, 3, {"unit mismatch: power_w": 1})
         assert outcome["written"] == {"telemetry": {"added": 0, "unchanged": 2, "replaced": 0}}
     else:
         assert said.splitlines()[:2] == [
             "file:t.csv: unchanged, 3 values were imported before",
             "  telemetry: 0 added, 0 changed, 2 known, in 0 s",
         ]
+
+
+@pytest.mark.parametrize(
+    ("source", "length_s", "is_worth_a_word"),
+    [("prometheus", 600, True), ("prometheus", 599, False), ("sacct", 86_400, True), ("prolog", 86_399, False),
+     ("squeue", 10**7, False), ("file:t.csv", 2**41, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("change", [{}, {"counts": Counts(seen=1)}, {"error": SourceError("x")}, {"is_skipped": True}])
+def test_a_source_that_gave_nothing_is_warned_of(
+    source: str, length_s: int, is_worth_a_word: bool, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = IngestResult(source, 1000, 1000 + length_s, **change)
+    show({source: result}, None, False)
+    said = capsys.readouterr().err
+    assert ("warning: " in said) == (is_worth_a_word and not change) == bool(result.as_dict()["warning"])

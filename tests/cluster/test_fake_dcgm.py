@@ -13,6 +13,7 @@ from fake_mig_gpus import new_state
 from testbed import TRACE
 
 from telemetry.counters import COUNTERS
+from telemetry.sources.exporters import presets
 
 
 @pytest.fixture(params=["generated", pytest.param("recorded", marks=pytest.mark.data)])
@@ -31,11 +32,12 @@ def busy_gpu(trace: Trace, node: str, peak_mib: float, seconds: int) -> list[dic
 
 
 def test_a_busy_gpu_stays_within_what_almanac_takes_for_possible(replayed: Trace) -> None:
-    names = {metric: name for name, metric, _ in METRICS}
+    names, dcgm = {metric: name for name, metric, _ in METRICS}, presets()["dcgm"]
     for values in busy_gpu(replayed, "n1", 20480, 60):
         for counter in COUNTERS:
             if counter.column != "hbm_total_mib":
-                assert counter.low <= values[names[counter.dcgm]] <= counter.high, counter.column
+                value = values[names[dcgm.main(counter.column).name]]
+                assert counter.low <= value <= counter.high, counter.column
 
 
 def test_memory_reaches_the_profiles_peak_within_eight_seconds_and_no_more(replayed: Trace) -> None:

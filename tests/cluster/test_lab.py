@@ -15,6 +15,7 @@ from processes import LabError, describe, lab_processes, wait_until
 from testbed import Cluster
 
 from telemetry.counters import COUNTERS
+from telemetry.sources.exporters import presets
 
 pytestmark = pytest.mark.cluster
 FB_USED = "DCGM_FI_DEV_FB_USED"
@@ -79,7 +80,7 @@ def test_a_job_of_two_nodes_has_a_prolog_record_of_each(cluster: Cluster) -> Non
 
 def test_the_exporter_has_every_counter_that_almanac_reads(cluster: Cluster) -> None:
     shown = {series.metric for series in cluster.scrape()}
-    assert {counter.dcgm for counter in COUNTERS} <= shown
+    assert {presets()["dcgm"].main(counter.column).name for counter in COUNTERS} <= shown
 
 
 def test_energy_is_the_integral_of_power(cluster: Cluster) -> None:

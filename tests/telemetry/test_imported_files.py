@@ -67,7 +67,7 @@ def test_an_unchanged_file_is_not_read_again(store: ClusterStore, path: Path, mo
     monkeypatch.setattr(files, "read_blocks", None)
     again = load(store, path)
     assert (again.is_skipped, again.written) == (True, {"telemetry": WriteResult(unchanged=2)})
-    assert (again.counts.seen, again.counts.kept, again.counts.dropped) == (3, 2, {"beyond limit: power_w": 1})
+    assert (again.counts.seen, again.counts.kept, again.counts.dropped) == (3, 2, {"unit mismatch: power_w": 1})
     assert again.as_dict()["skipped"] is True
 
 

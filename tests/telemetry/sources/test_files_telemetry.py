@@ -61,7 +61,7 @@ def test_wide_csv(tmp_path: Path) -> None:
         {"host": "n1", "gpu": 1, "mig": "", "time_ms": 2000, "gpu_util_pct": 5.0},
     ]
     assert (counts.seen, counts.kept) == (7, 4)
-    assert counts.dropped == {"beyond limit: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
+    assert counts.dropped == {"unit mismatch: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
 
 
 def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
          "hbm_total_mib": 40000.0, "gpu_util_pct": 55.0, "power_w": 250.0},
         {"host": "n1", "gpu": 0, "mig": "", "time_ms": 1767225600250, "job_label": 7, "temp_c": 40.0},
     ]  # fmt: skip
-    assert counts.dropped == {"metric not known": 1, "sample given twice": 1}
+    assert counts.dropped == {"metric not used": 1, "sample given twice": 1}
 
 
 @pytest.mark.parametrize("values", [(40, 60, 50), (60, 50, 40), (50, 40, 60)])
@@ -102,7 +102,69 @@ def test_a_total_goes_before_used_and_free(tmp_path: Path) -> None:
         "1,n1,0,hbm_total_mib,31",
     )
     rows, counts = read(path)
-    assert (rows[0]["hbm_total_mib"], counts.dropped) == (31.0, {"free memory beside the total": 1})
+    assert (rows[0]["hbm_total_mib"], counts.dropped) == (31.0, {})
+
+
+GENERATIONS = {
+    "n1": {"DCGM_FI_DEV_GPU_UTIL": 95, "DCGM_FI_DEV_FB_USED": 30_000, "DCGM_FI_DEV_FB_FREE": 51_920,
+           "DCGM_FI_DEV_POWER_USAGE": 301.5, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1e9},
+    "n2": {"DCGM_FI_DEV_GPU_UTIL_RATIO": 0.95, "DCGM_FI_DEV_FB_USED_BYTES": 31_457_280_000,
+           "DCGM_FI_DEV_FB_FREE_BYTES": 53_477_376_000, "DCGM_FI_DEV_FB_CAPACITY_BYTES": 85_899_345_920,
+           "DCGM_FI_DEV_BOARD_POWER_WATTS": 301.5, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": 1e6},
+}  # fmt: skip
+OURS = {"gpu_util_pct": 95, "hbm_used_mib": 30_000, "hbm_total_mib": 81_920, "power_w": 301.5, "energy_mj": 1e9}
+
+
+def long_file(path: Path, names: dict[str, dict[str, float]]) -> Path:
+    lines = [f"{time_s},{host},0,{name},{value}" for host, values in names.items() for time_s in (1, 2)
+             for name, value in values.items()]  # fmt: skip
+    return write(path, "timestamp,host,gpu,metric,value", *lines)
+
+
+def test_a_long_file_of_both_generations_of_dcgm_names(tmp_path: Path) -> None:
+    rows, counts = read(long_file(tmp_path / "t.csv", GENERATIONS))
+    assert [(row["host"], row["time_ms"]) for row in rows] == [("n1", 1000), ("n1", 2000), ("n2", 1000), ("n2", 2000)]
+    assert all({name: row[name] for name in OURS} == pytest.approx(OURS) for row in rows)
+    assert (counts.seen, counts.kept, counts.dropped) == (22, 22, {})
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_file_with_a_column_per_metric_of_dcgm(tmp_path: Path, suffix: str) -> None:
+    names = sorted({name for values in GENERATIONS.values() for name in values})
+    lines = [
+        [host, "0", "1000", *(str(values.get(name, "")) for name in names)] for host, values in GENERATIONS.items()
+    ]
+    path = write(tmp_path / "t.csv", ",".join(["host", "gpu", "time_ms", *names]), *map(",".join, lines))
+    if suffix == "parquet":
+        table = pa.csv.read_csv(path)
+        path = tmp_path / "t.parquet"
+        pq.write_table(table, path)
+    rows, counts = read(path)
+    assert [row["host"] for row in rows] == ["n1", "n2"]
+    assert all({name: row[name] for name in OURS} == pytest.approx(OURS) for row in rows)
+    assert (counts.seen, counts.kept, counts.dropped, counts.notes) == (11, 11, {}, {})
+
+
+def test_names_that_nothing_knows_are_counted_each_and_others_are_not_taken_for_unknown(tmp_path: Path) -> None:
+    wrong = {name.replace("FI", "FX"): value for name, value in GENERATIONS["n2"].items()}
+    rows, counts = read(long_file(tmp_path / "t.csv", {"n1": {**wrong, "DCGM_FI_DEV_SM_CLOCK": 1980}}))
+    assert rows == []
+    assert counts.dropped == {**{f"metric not known: {name}": 2 for name in wrong}, "metric not used": 2}
+    assert counts.seen == 14
+
+
+def test_columns_that_look_like_metrics_and_are_not_read_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "host,gpu,time_ms,temp_c,DCGM_FI_DEV_GPU_UTIX,note", "n1,0,1000,40,95,x")
+    rows, counts = read(path)
+    assert (len(rows), counts.notes) == (1, {"column not known: DCGM_FI_DEV_GPU_UTIX": 1})
+
+
+def test_a_ratio_in_percent_costs_neither_its_row_nor_other_hosts(tmp_path: Path) -> None:
+    names = {host: {**values} for host, values in GENERATIONS.items()}
+    names["n3"] = {**names["n2"], "DCGM_FI_DEV_GPU_UTIL_RATIO": 95}
+    rows, counts = read(long_file(tmp_path / "t.csv", names))
+    assert [row["gpu_util_pct"] for row in rows] == [95, 95, 95, 95, None, None]
+    assert counts.dropped == {"unit mismatch: DCGM_FI_DEV_GPU_UTIL_RATIO": 2}
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:

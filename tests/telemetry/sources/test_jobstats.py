@@ -86,14 +86,52 @@ def test_where_there_is_no_summary(text: str) -> None:
         comment({"nodes": {"h1": node({"0": True}, {})}}),
         comment({"nodes": {"h1": node({"0": -1}, {})}}),
         comment({"nodes": {"h1": node({"0": 81 * GIB}, {"0": 80 * GIB})}}),
-        comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": None})}}),
-        comment({"nodes": {"h1": node({"0": 1 * GIB}, {}, {"0": 100.5})}}),
-        comment({"nodes": {"h1": node({"0": 1 * GIB}, {}, {"0": "97"})}}),
         comment({"nodes": {"h1": node({"0": 1 * GIB}, {"0": 80 * GIB})}})[:-8],
     ],
 )
 def test_a_malformed_summary_is_none_and_known_to_be_one(text: str) -> None:
     assert decode_jobstats(text) is None and has_jobstats(text)
+
+
+BAD: list[Any] = [None, "97", True, -1, 1e30, [], {"0": 1}, float("nan"), 10**400]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad!r:.12}")
+@pytest.mark.parametrize("place", ["used", "total", "util", "node", "field"])
+def test_one_bad_value_costs_no_other(bad: Any, place: str) -> None:
+    used, total, util = ({"0": value, "1": value} for value in (40 * GIB, 80 * GIB, 90.0))
+    {"used": used, "total": total, "util": util}.get(place, {})["0"] = bad
+    nodes = {"h1": node(used, total, util), "h2": node({"0": GIB}, {"0": 80 * GIB}, {"0": 10.0})}
+    if place == "node":
+        nodes["h0"] = bad
+    if place == "field":
+        nodes["h0"] = {"gpu_used_memory": bad, "gpu_total_memory": bad, "gpu_utilization": {"0": 50.0}}
+    summary = decode_jobstats(comment({"nodes": nodes}))
+    assert summary is not None
+    found = {(gpu.host, gpu.gpu): (gpu.peak_mib, gpu.total_mib, gpu.util_pct) for gpu in summary.gpus}
+    whole = (40 * 1024, 80 * 1024, 90.0)
+    expected = {"used": (None, *whole[1:]), "total": (whole[0], None, 90.0), "util": (*whole[:2], None)}
+    assert found["h1", "0"] == expected.get(place, whole)
+    assert (found["h1", "1"], found["h2", "0"]) == (whole, (1024, 80 * 1024, 10.0))
+    assert summary.hbm_peak_mib == 40 * 1024
+    assert (summary.unreadable == 0) == (bad is None or (place in ("node", "field") and isinstance(bad, dict)))
+
+
+def test_a_null_utilization_leaves_the_peak_and_a_null_peak_the_utilization() -> None:
+    peak = decode_jobstats(comment({"nodes": {"h1": node({"3": 40 * GIB}, {"3": 80 * GIB}, {"3": None})}}))
+    assert peak is not None
+    assert (peak.hbm_peak_mib, peak.hbm_total_mib, peak.gpu_util_pct) == (40960, 81920, None)
+    util = decode_jobstats(comment({"nodes": {"h1": node({"3": None}, {"3": 80 * GIB}, {"3": 50})}}))
+    assert util is not None
+    assert (util.hbm_peak_mib, util.hbm_total_mib, util.gpu_util_pct) == (None, 81920, 50)
+
+
+def test_a_peak_above_the_memory_says_nothing_of_this_gpu_alone() -> None:
+    used, total = {"0": 81 * GIB, "1": GIB}, {"0": 80 * GIB, "1": 80 * GIB}
+    summary = decode_jobstats(comment({"nodes": {"h1": node(used, total, {"0": 7, "1": 9})}}))
+    assert summary is not None
+    assert [(gpu.peak_mib, gpu.total_mib, gpu.util_pct) for gpu in summary.gpus] == [(None, None, 7), (1024, 81920, 9)]
+    assert summary.unreadable == 2
 
 
 def test_a_job_without_gpus_has_no_summary() -> None:

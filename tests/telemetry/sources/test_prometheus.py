@@ -11,7 +11,7 @@ import pytest
 
 from almanac.config import Prometheus
 from telemetry.sources.base import RowBatch
-from telemetry.sources.exporters import EXPORTERS
+from telemetry.sources.exporters import presets
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_queries import MOST_HOSTS, host_matchers
 from telemetry.store.schema import TELEMETRY
@@ -69,9 +69,9 @@ def test_times_keep_their_milliseconds(dcgm: list[RowBatch]) -> None:
 
 def test_nan_infinity_and_impossible_values_become_null_and_are_counted(dcgm: list[RowBatch]) -> None:
     assert [row["gpu_util_pct"] for row in rows(dcgm, "n1", 0)][:6] == [50, 51, None, None, None, 55]
-    assert dcgm[0].counts.dropped["not a number: gpu_util_pct"] == 2
-    assert dcgm[0].counts.dropped["beyond limit: gpu_util_pct"] == 1
-    assert dcgm[0].counts.examples["beyond limit: gpu_util_pct"] == "120"
+    assert dcgm[0].counts.dropped["not a number: DCGM_FI_DEV_GPU_UTIL"] == 2
+    assert dcgm[0].counts.dropped["unit mismatch: DCGM_FI_DEV_GPU_UTIL"] == 1
+    assert dcgm[0].counts.examples["unit mismatch: DCGM_FI_DEV_GPU_UTIL"] == "120 (expected: 1 to 100)"
 
 
 def test_a_mig_instance_is_a_gpu_of_its_own(dcgm: list[RowBatch]) -> None:
@@ -166,7 +166,7 @@ def test_a_full_answer_is_no_nan(dcgm: list[RowBatch]) -> None:
 )  # fmt: skip
 def test_a_query_for_some_nodes_reads_their_names_as_exporters_write_them(host: str, is_read: bool) -> None:
     """A series without the label may have the other one."""
-    matchers = host_matchers(EXPORTERS["dcgm"], ["n1", "n2.cluster.example"])
+    matchers = host_matchers(presets()["dcgm"], ["n1", "n2.cluster.example"])
     labels, patterns = zip(*(matcher.split("=~", 1) for matcher in matchers), strict=True)
     assert labels == ("Hostname", "hostname")
     # Prometheus takes a pattern as anchored, and Python's syntax is the same here.
@@ -174,6 +174,6 @@ def test_a_query_for_some_nodes_reads_their_names_as_exporters_write_them(host: 
 
 
 def test_a_name_that_is_no_hosts_or_too_many_of_them_narrow_no_query() -> None:
-    exporter = EXPORTERS["jobstats"]
+    exporter = presets()["jobstats"]
     assert host_matchers(exporter, ["n1", 'n2"} or up{x="']) == host_matchers(exporter, []) == ()
     assert host_matchers(exporter, [f"n{n}" for n in range(MOST_HOSTS + 1)]) == ()

@@ -6,16 +6,16 @@ import pytest
 
 from telemetry.counters import COUNTERS
 from telemetry.sources.exporters import (
-    EXPORTERS,
     Gpu,
     UnusableSeriesError,
     identify,
     parse_job_label,
+    presets,
     shared_names,
     short_host,
 )
 
-DCGM, JOBSTATS = EXPORTERS["dcgm"], EXPORTERS["jobstats"]
+DCGM, JOBSTATS = presets()["dcgm"], presets()["jobstats"]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_job_label(text: str, expected: tuple[int | None, str]) -> None:
 
 
 def test_every_counter_has_a_dcgm_name_and_jobstats_has_six() -> None:
-    assert len(DCGM.counters()) == len(COUNTERS)
-    assert [counter.column for counter in JOBSTATS.counters().values()] == [
+    assert all(DCGM.names_of(counter.column) for counter in COUNTERS)
+    assert [metric.counter.column for metric in JOBSTATS.metrics] == [
         "gpu_util_pct",
         "hbm_used_mib",
         "hbm_total_mib",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from almanac.records import Counts
-from telemetry.sources.exporters import EXPORTERS
+from telemetry.sources.exporters import presets
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
 
@@ -93,8 +93,8 @@ def test_a_spoiled_answer_is_a_value_error_or_can_be_used(content: Any, is_tight
         return
     found = data.get("result") if isinstance(data, dict) else None
     if isinstance(found, SeriesSamples):
-        pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10_000, Counts())
-        pivot.add(EXPORTERS["dcgm"].counters()["DCGM_FI_DEV_FB_USED"], found)
+        pivot = Pivot(presets()["dcgm"], "", 0, 10_000, Counts())
+        pivot.add(presets()["dcgm"].named["DCGM_FI_DEV_FB_USED"], found)
         pivot.table()
         assert pivot.counts.seen == pivot.counts.kept + sum(pivot.counts.dropped.values())
     elif isinstance(found, list):
@@ -111,8 +111,8 @@ LABELS = st.dictionaries(
 def test_no_labels_break_a_row(labels: list[dict[str, str]]) -> None:
     result = [{"metric": {"gpu": "0", "Hostname": "n1", **each}, "values": [[1.5, "2"]]} for each in labels]
     samples = parse_answer(json.dumps({"data": {"resultType": "matrix", "result": result}}).encode())["data"]["result"]
-    pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10_000, Counts())
-    pivot.add(EXPORTERS["dcgm"].counters()["DCGM_FI_DEV_FB_USED"], samples)
+    pivot = Pivot(presets()["dcgm"], "", 0, 10_000, Counts())
+    pivot.add(presets()["dcgm"].named["DCGM_FI_DEV_FB_USED"], samples)
     assert pivot.table().num_rows <= len(labels)
 
 

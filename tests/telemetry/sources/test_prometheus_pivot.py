@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.records import Counts
-from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import EXPORTERS, FILE, identify
+from telemetry.sources.exporters import FILE, identify, presets
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
 
-BY_NAME = {counter.column: counter for counter in COUNTERS}
+BY_NAME = FILE.named
 NAMES = ("gpu_util_pct", "hbm_used_mib", "temp_c")
 START_MS, END_MS = 1000, 1012
 POINT = st.tuples(st.sampled_from(["n1", "n2"]), st.integers(0, 1), st.integers(START_MS - 2, END_MS + 2))
-VALUE = st.sampled_from([1.0, 50.0, np.nan, 10.0**9, -200.0])
+VALUE = st.sampled_from([1.0, 50.0, np.nan, 10.0**17, -200.0])
 GIVEN = st.dictionaries(st.tuples(st.sampled_from(NAMES), POINT), VALUE, max_size=25)
 
 
@@ -45,7 +44,7 @@ def test_it_is_the_outer_join_of_the_values_within_limits(
         points = {point: value for (of, point), value in given_points.items() if of == name}
         pivot.add(BY_NAME[name], samples(points, order))
         for point, value in points.items():
-            if START_MS <= point[2] < END_MS and BY_NAME[name].low <= value <= BY_NAME[name].high:
+            if START_MS <= point[2] < END_MS and BY_NAME[name].counter.low <= value <= BY_NAME[name].counter.high:
                 expected.setdefault(point, dict.fromkeys(NAMES))[name] = value
     rows: list[dict[str, Any]] = pivot.table().to_pylist()
     assert [(row["host"], row["gpu"], row["time_ms"]) for row in rows] == sorted(expected)
@@ -66,7 +65,7 @@ def test_gaps_are_the_median_of_each_gpu() -> None:
 
 def test_a_change_of_layout_is_no_second_prometheus() -> None:
     """The label of the profile says what the GPU is, not who scraped it: every sample is kept, each under its own."""
-    pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10**6, Counts())
+    pivot = Pivot(presets()["dcgm"], "", 0, 10**6, Counts())
     card = {"Hostname": "n1", "gpu": "0", "GPU_I_ID": "7", "UUID": "GPU-a", "modelName": "A", "instance": "n1:9400"}
     labels = [{**card, "GPU_I_PROFILE": profile} for profile in ("1g.10gb", "1g.20gb")]
     times = np.array([0, 10_000, 20_000, 22_000, 32_000], dtype=np.int64)
@@ -111,3 +110,108 @@ def test_a_gpu_is_identified_once_for_all_its_counters(monkeypatch: pytest.Monke
         pivot.add(BY_NAME[name], samples(points, [("n1", 0), ("n1", 1)]))
     assert [labels["gpu"] for labels in asked] == ["0", "1"]
     assert pivot.table().num_rows == 2
+
+
+DCGM = presets()["dcgm"]
+OLD = {
+    "DCGM_FI_DEV_GPU_UTIL": 95.0, "DCGM_FI_DEV_FB_USED": 30_000.0, "DCGM_FI_DEV_FB_FREE": 51_000.0,
+    "DCGM_FI_DEV_FB_RESERVED": 920.0, "DCGM_FI_DEV_POWER_USAGE": 301.5,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1e9, "DCGM_FI_DEV_GPU_TEMP": 61.0,
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.93, "DCGM_FI_PROF_SM_ACTIVE": 0.88, "DCGM_FI_PROF_PIPE_FP64_ACTIVE": 0.0,
+    "DCGM_FI_PROF_PIPE_FP32_ACTIVE": 0.1, "DCGM_FI_PROF_PIPE_FP16_ACTIVE": 0.05,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.22, "DCGM_FI_PROF_DRAM_ACTIVE": 0.41,
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": 1e9, "DCGM_FI_PROF_NVLINK_RX_BYTES": 2e9,
+    "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9, "DCGM_FI_PROF_PCIE_RX_BYTES": 3e9,
+}  # fmt: skip
+NEW = {
+    "DCGM_FI_DEV_GPU_UTIL_RATIO": 0.95, "DCGM_FI_DEV_FB_USED_BYTES": 30_000.0 * 2**20,
+    "DCGM_FI_DEV_FB_FREE_BYTES": 51_000.0 * 2**20, "DCGM_FI_DEV_FB_CAPACITY_BYTES": 81_920.0 * 2**20,
+    "DCGM_FI_DEV_BOARD_POWER_WATTS": 301.5, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": 1e6,
+    "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 61.0, "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": 0.93,
+    "DCGM_FI_PROF_SM_UTIL_RATIO": 0.88, "DCGM_FI_PROF_FP64_UTIL_RATIO": 0.0, "DCGM_FI_PROF_FP32_UTIL_RATIO": 0.1,
+    "DCGM_FI_PROF_FP16_UTIL_RATIO": 0.05, "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 0.22,
+    "DCGM_FI_PROF_DRAM_UTIL_RATIO": 0.41, "DCGM_FI_PROF_NVLINK_TX_BYTES": 1e9, "DCGM_FI_PROF_NVLINK_RX_BYTES": 2e9,
+    "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9, "DCGM_FI_PROF_PCIE_RX_BYTES": 3e9,
+}  # fmt: skip
+OURS = {
+    "gpu_util_pct": 95, "hbm_used_mib": 30_000, "hbm_total_mib": 81_920, "power_w": 301.5, "energy_mj": 1e9,
+    "temp_c": 61, "gr_engine_active_frac": 0.93, "sm_active_frac": 0.88, "fp64_active_frac": 0, "fp32_active_frac": 0.1,
+    "fp16_active_frac": 0.05, "tensor_active_frac": 0.22, "dram_active_frac": 0.41, "nvlink_tx_bytes_s": 1e9,
+    "nvlink_rx_bytes_s": 2e9, "pcie_tx_bytes_s": 2e9, "pcie_rx_bytes_s": 3e9,
+}  # fmt: skip
+
+
+def generation(names: dict[str, float], host_label: str, host: str, times: list[int]) -> dict[str, SeriesSamples]:
+    driver = "DCGM_FI_SYSTEM_DRIVER_VERSION" if names is NEW else "DCGM_FI_DRIVER_VERSION"
+    labels = {host_label: host, "gpu": "0", "UUID": f"GPU-{host}", driver: "580.0", "hpc_job": "7"}
+    time_ms, length = np.array(times, dtype=np.int64), np.array([len(times)])
+    return {name: SeriesSamples([labels], length, time_ms, np.full(len(times), value)) for name, value in names.items()}
+
+
+def pivoted(*given: dict[str, SeriesSamples]) -> tuple[list[dict[str, Any]], Counts]:
+    counts = Counts()
+    pivot = Pivot(DCGM, "", 0, 10**6, counts)
+    for name, metric in DCGM.named.items():
+        for samples in given:
+            if name in samples:
+                pivot.add(metric, samples[name])
+    rows = pivot.table().to_pylist()
+    assert counts.seen == counts.kept + sum(counts.dropped.values())
+    return rows, counts
+
+
+def test_both_generations_of_names_give_the_same_row() -> None:
+    for names, label in ((OLD, "Hostname"), (NEW, "hostname")):
+        (row,), counts = pivoted(generation(names, label, "k1", [1000]))
+        assert {name: row[name] for name in OURS} == pytest.approx(OURS)
+        assert (row["host"], row["uuid"], row["job_label"]) == ("k1", "GPU-k1", 7)
+        assert not counts.dropped
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nodes_are_upgraded_one_by_one_and_in_the_middle_of_a_job(first: bool) -> None:
+    """k1 has the new names from 30 s on, k2 all the time, k3 never: every scrape of each becomes a whole row."""
+    old, new = (
+        generation(OLD, "Hostname", "k1", [0, 10_000, 20_000]),
+        generation(NEW, "hostname", "k1", [30_000, 40_000]),
+    )
+    others = generation(NEW, "hostname", "k2", [5_000, 15_000]), generation(OLD, "Hostname", "k3", [5_000])
+    rows, counts = pivoted(*((old, new, *others) if first else (*others, new, old)))
+    assert [(row["host"], row["time_ms"]) for row in rows] == [
+        *(("k1", time_ms) for time_ms in range(0, 50_000, 10_000)), ("k2", 5_000), ("k2", 15_000), ("k3", 5_000),
+    ]  # fmt: skip
+    assert all({name: row[name] for name in OURS} == pytest.approx(OURS) for row in rows)
+    assert all(row["job_label"] == 7 for row in rows) and not counts.dropped
+
+
+def test_of_both_names_at_one_time_one_counts_and_nothing_is_summed() -> None:
+    old, new = (generation(names, "hostname", "k1", [1000, 2000]) for names in (OLD, NEW))
+    del old["DCGM_FI_DEV_POWER_USAGE"]
+    new["DCGM_FI_DEV_GPU_UTIL_RATIO"] = generation({"x": 0.5}, "hostname", "k1", [1000, 2000, 3000])["x"]
+    rows, counts = pivoted(old, new)
+    assert [row["gpu_util_pct"] for row in rows] == [95, 95, 50]
+    assert {name: rows[0][name] for name in OURS} == pytest.approx(OURS)
+    assert counts.dropped["counter given under two names"] > 0
+
+
+@pytest.mark.parametrize(
+    ("left_out", "used", "total"),
+    [
+        (["CAPACITY"], 30_000, 81_000),
+        (["FREE"], 30_000, 81_920),
+        (["USED"], None, 81_920),
+        (["CAPACITY", "FREE"], 30_000, None),
+        (["CAPACITY", "USED"], None, None),
+    ],
+)
+def test_capacity_is_used_free_and_reserved(left_out: list[str], used: float | None, total: float | None) -> None:
+    names = {name: value for name, value in NEW.items() if not any(part in name for part in left_out)}
+    (row,), _ = pivoted(generation(names, "hostname", "k1", [1000]))
+    assert (row["hbm_used_mib"], row["hbm_total_mib"]) == (used, total)
+
+
+def test_what_is_in_use_follows_from_capacity_free_and_reserved() -> None:
+    names = {**NEW, "DCGM_FI_DEV_FB_RESERVED_BYTES": 920.0 * 2**20}
+    del names["DCGM_FI_DEV_FB_USED_BYTES"]
+    (row,), _ = pivoted(generation(names, "hostname", "k1", [1000]))
+    assert (row["hbm_used_mib"], row["hbm_total_mib"]) == (30_000, 81_920)

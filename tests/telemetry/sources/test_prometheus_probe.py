@@ -21,14 +21,14 @@ from almanac.errors import ServerError
 from cli.doctor.counters import check_counters
 from cli.doctor.findings import Check
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import EXPORTERS
+from telemetry.sources.exporters import presets
 from telemetry.sources.prometheus_probe import Group, PrometheusStatus, Silence, probe
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("prometheus_binaries")]
 
 ROOT = Path(__file__).parents[3]
 NOW_S = 1_790_000_000
-METRICS = {counter.column: counter.dcgm for counter in COUNTERS}
+METRICS = {counter.column: presets()["dcgm"].main(counter.column).name for counter in COUNTERS}
 A100, L4 = "NVIDIA A100-SXM4-40GB", "NVIDIA L4"
 RECENT, STOPPED = NOW_S - np.arange(290.0, -10.0, -10.0), NOW_S - np.arange(7500.0, 7200.0, -10.0)
 
@@ -61,12 +61,12 @@ class Site:
         self, name: str, model: str, gpus: int, *, without: tuple[str, ...] = (), values: Mapping[str, float] = {},
         times: np.ndarray = RECENT, **labels: str,
     ) -> None:  # fmt: skip
-        """A host with every counter at 50, but for those named, and its target."""
+        """A host with every counter at 50 or 0.5, but for those named, and its target."""
         target = {"job": "dcgm", "instance": f"{name}:9400"}
         for column, metric in METRICS.items():
             for gpu in range(gpus) if column not in without else ():
                 mine = {"Hostname": name, "gpu": str(gpu), "modelName": model, **target, **labels}
-                self.add(metric, mine, times, values.get(column, 50.0))
+                self.add(metric, mine, times, values.get(column, 0.5 if column.endswith("_frac") else 50.0))
         self.add("up", target, RECENT, 1.0 if times is RECENT else 0.0)
 
     @contextmanager
@@ -77,6 +77,12 @@ class Site:
             server.load(folder / "history.om")
         with server:
             yield server.url
+
+
+def raw(name: str) -> float:
+    """What jobstats' exporter shows of 50 in our unit, or of 0.5 of a fraction."""
+    metric = presets()["jobstats"].named[name]
+    return (0.5 if metric.counter.unit == "fraction" else 50) / metric.scale
 
 
 PROFILING = tuple(column for column, metric in METRICS.items() if "_PROF_" in metric)
@@ -163,7 +169,7 @@ def test_what_stands_in_for_gpu_util_under_mig_costs_what_gpu_util_would(status:
 
 
 def test_a_counter_at_0_on_a_busy_gpu_is_a_fault_and_a_pipe_at_0_is_not(status: PrometheusStatus) -> None:
-    assert {c.metric: c.stuck_hosts for c in status.counters if c.stuck_hosts} == {
+    assert {c.metric.name: c.stuck_hosts for c in status.counters if c.stuck_hosts} == {
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("n2",)
     }
     assert "reads 0 on busy GPUs of n2: a profiling fault" in finding(status, "reads 0").said
@@ -236,8 +242,8 @@ def test_an_exporter_without_host_names(tmp_path: Path) -> None:
 
 def test_what_jobstats_exporter_never_has_is_said_once(tmp_path: Path) -> None:
     site = Site()
-    for metric in EXPORTERS["jobstats"].counters():
-        site.add(metric, {"instance": "d1:9445", "minor_number": "0", "name": A100}, RECENT, 50.0)
+    for metric in presets()["jobstats"].named:
+        site.add(metric, {"instance": "d1:9445", "minor_number": "0", "name": A100}, RECENT, raw(metric))
     with site.serve(tmp_path) as url:
         checks = findings(probe(Prometheus(url=url, exporter="jobstats"), clock=lambda: NOW_S), exporter="jobstats")
     assert [check.status for check in checks] == ["ok", "warn"]
@@ -246,11 +252,11 @@ def test_what_jobstats_exporter_never_has_is_said_once(tmp_path: Path) -> None:
 
 def test_jobstats_engine_activity_is_missed_only_on_mig_instances(tmp_path: Path) -> None:
     site, engine = Site(), "nvidia_gpu_graphics_util_percent"
-    for metric in EXPORTERS["jobstats"].counters():
+    for metric in presets()["jobstats"].named:
         if metric != engine:
-            site.add(metric, {"instance": "d1:9445", "minor_number": "0", "name": A100}, RECENT, 50.0)
+            site.add(metric, {"instance": "d1:9445", "minor_number": "0", "name": A100}, RECENT, raw(metric))
             mig = {"instance": "d2:9445", "minor_number": "0", "name": A100, "GPU_I_ID": "7"}
-            site.add(metric, mig, RECENT, 50.0)
+            site.add(metric, mig, RECENT, raw(metric))
     with site.serve(tmp_path) as url:
         checks = findings(probe(Prometheus(url=url, exporter="jobstats"), clock=lambda: NOW_S), exporter="jobstats")
     assert [check.said.split(" is ")[0] for check in checks if "missing" in check.said] == [engine]
@@ -264,7 +270,8 @@ def exporter(collectors: Path) -> Iterator[str]:
     text = ""
     for name, kind, about in (line.split(", ", 2) for line in lines):
         text += f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
-        text += "".join(f'{name}{{gpu="{gpu}",Hostname="n1",modelName="{A100}"}} 60\n' for gpu in range(2))
+        value = 0.6 if "(fraction)" in about else 60
+        text += "".join(f'{name}{{gpu="{gpu}",Hostname="n1",modelName="{A100}"}} {value}\n' for gpu in range(2))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

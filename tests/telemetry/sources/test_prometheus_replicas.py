@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from almanac.config import Prometheus
 from almanac.records import Counts
-from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import EXPORTERS
+from telemetry.sources.exporters import presets
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_json import SeriesSamples
@@ -22,7 +21,7 @@ from telemetry.sources.replicas import copies, replica_of
 
 HOUR_S = 1_790_002_800
 SINCE_S, UNTIL_S = HOUR_S - 60, HOUR_S + 120
-BY_NAME = {counter.column: counter for counter in COUNTERS}
+BY_NAME = {metric.counter.column: metric for metric in presets()["dcgm"].metrics}
 
 
 def test_two_prometheus_servers_count_once_and_one_fills_the_gaps_of_the_other(replay: Callable[[str], Any]) -> None:
@@ -68,7 +67,7 @@ def test_each_gpu_keeps_all_scrapes_of_its_first_replica(drawn: list[tuple[int, 
 
 def pivot_of(samples: dict[tuple[tuple[str, str], ...], list[int]]) -> Pivot:
     """GPU 0 of n1 with these scrapes (s) for each set of further labels."""
-    pivot = Pivot(EXPORTERS["dcgm"], "", 0, 10**6, Counts())
+    pivot = Pivot(presets()["dcgm"], "", 0, 10**6, Counts())
     labels = [{"Hostname": "n1", "gpu": "0", "UUID": "GPU-0", **dict(more)} for more in samples]
     times = np.array([at * 1000 for series in samples.values() for at in series], np.int64)
     lengths = np.array([len(series) for series in samples.values()], np.int64)
@@ -95,6 +94,6 @@ def test_the_same_replica_is_kept_whatever_order_the_server_gives() -> None:
 
 def test_jobs_users_and_gpus_are_no_replicas() -> None:
     labels = {"instance": "d1:9445", "minor_number": "0", "uuid": "u", "jobid": "5", "userid": "7", "replica": "a"}
-    assert replica_of(labels, EXPORTERS["jobstats"].own_labels) == (("replica", "a"),)
+    assert replica_of(labels, presets()["jobstats"].own_labels) == (("replica", "a"),)
     labels = {"Hostname": "n1", "gpu": "0", "UUID": "u", "hpc_job": "5", "instance": "n1:9400", "__name__": "x"}
-    assert replica_of(labels, EXPORTERS["dcgm"].own_labels) == (("instance", "n1:9400"),)
+    assert replica_of(labels, presets()["dcgm"].own_labels) == (("instance", "n1:9400"),)
