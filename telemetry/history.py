@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -256,9 +255,13 @@ def _register(
         db.register("job_metrics", store.read("job_metrics", metrics, since_s, until_s, theirs))
 
 
-def open_jobs(store: ClusterStore) -> list[int]:
-    """Ids of the jobs to ask for again: those without an end, and the newest without a name (sacct --json failed)."""
-    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"])
-    nameless = jobs.filter(pc.is_null(jobs["name"])).sort_by("submit_s")["job_id"].to_numpy()[-MAX_NAMELESS:]
-    running = jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy()
-    return [int(job_id) for job_id in np.unique(np.concatenate([nameless, running]))]
+def open_jobs(store: ClusterStore) -> dict[int, int]:
+    """Ids of the jobs to ask for again, and when they were submitted (s since 1970).
+
+    They are those without an end, and the newest without a name (sacct --json failed).
+    """
+    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"]).sort_by("submit_s")
+    nameless = jobs.filter(pc.is_null(jobs["name"]))
+    nameless = nameless.slice(max(0, len(nameless) - MAX_NAMELESS))
+    asked = pa.concat_tables([nameless, jobs.filter(pc.is_null(jobs["end_s"]))]).sort_by([("submit_s", "descending")])
+    return dict(zip(asked["job_id"].to_pylist(), asked["submit_s"].to_pylist(), strict=True))

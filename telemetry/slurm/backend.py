@@ -94,7 +94,8 @@ NodeState = Literal["power_down_asap", "power_up", "drain", "resume"]
 
 @dataclass(frozen=True)
 class Node:
-    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}. gres as configured.
+    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}, as node_states has them. gres
+    as configured.
 
     cpu_count: 0 where it is not known.
     last_busy_s, boot_s: unix seconds, None where Slurm has none. last_busy_s of an idle node is when its last job ended

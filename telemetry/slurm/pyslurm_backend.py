@@ -21,6 +21,7 @@ from almanac.tres import parse_gpus
 from telemetry.slurm.backend import FactorChange, Node, NodeState, PendingJob, Reservation, SiteFactor
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import lost_error
+from telemetry.slurm.node_states import without_fulfilled
 from telemetry.slurm.queue_json import address, task_count
 
 
@@ -164,7 +165,7 @@ def _node(node: Any) -> Node:
     """Its state is one text of base and flags: IDLE+POWERED_DOWN."""
     return Node(
         name=node.name,
-        states=frozenset(re.split(r"[^A-Z_]+", _text(node, "state").upper())) - {""},
+        states=without_fulfilled({*re.split(r"[^A-Z_]+", _text(node, "state").upper())} - {""}),
         features=_words(node, "available_features"),
         gres=_gres(node.configured_gres),
         partitions=_words(node, "partitions"),

@@ -16,6 +16,7 @@ from almanac.records import Counts
 from almanac.tres import parse_gpus
 from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node, PendingJob
+from telemetry.slurm.node_states import without_fulfilled
 from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import number, words
 
@@ -215,7 +216,9 @@ def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
         is_known = state is not None and flags is not None
         yield Node(
             name=_shown(node.get("name")),
-            states=frozenset(flag.upper() for flag in (*(state or ()), *(flags or ()))) if is_known else UNKNOWN,
+            states=without_fulfilled(
+                {flag.upper() for flag in (*(state or ()), *(flags or ()))} if is_known else UNKNOWN
+            ),
             features=_words(node.get("features")),
             gres=_shown(node.get("gres")),
             partitions=_words(node.get("partitions")),
