@@ -15,6 +15,7 @@ from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMA
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import names_sql
 from telemetry.store.schema import JOBS
+from telemetry.unasked_gpus import SQL as UNASKED_SQL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,11 +48,23 @@ _OF_HOST = {
     **{f"host_mem_{part}_mib": f"j.host_mem_{part}_mib" for part in ("alloc", "peak", "task_peak")},
 }
 """What a job did with CPUs and host memory, which sacct knows of ended jobs."""
-_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_HOST}
+_OF_REQUEST = {
+    "gpu_count_alloc": "j.gpu_count",
+    "unasked_gpu_count": "j.unasked_gpu_count",
+}
+"""GPUs that a job was given: gpu_count is what it asked for."""
+_OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {
+    "job_id",
+    "submit_s",
+    "job",
+    *_OF_HOST,
+    *_OF_REQUEST,
+}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
 _SPECIAL = {
     **_OF_HOST,
+    **_OF_REQUEST,
     "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
          WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
@@ -89,7 +102,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
 FROM (
   -- As for an idle job of telemetry: the memory of GPUs that were never used does not show the need of a run.
   SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END
-                    AS jobstats_hbm_peak_mib) FROM jobs) j LEFT JOIN (
+                    AS jobstats_hbm_peak_mib), {UNASKED_SQL} AS unasked_gpu_count FROM jobs) j LEFT JOIN (
   SELECT *, verdict IN ('{NO_TELEMETRY}', '{LOW_COVERAGE}') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
 WHERE CASE WHEN $running THEN j.start_s IS NOT NULL OR j.end_s IS NULL
@@ -107,16 +120,23 @@ def _history_schema() -> pa.Schema:
         "elapsed_s": pa.float64(),
         "hbm_evidence": pa.string(),
         "idle_gpu_count": pa.int64(),
+        "gpu_count_alloc": pa.int64(),
+        "unasked_gpu_count": pa.int64(),
         "cpu_use_frac": pa.float64(),
         "job": pa.string(),
     }
     rest = [name for name in JOB_METRICS.names if name not in _BASE]
-    return pa.schema([(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_HOST, "job")])
+    names = (*_BASE, *rest, "idle_gpu_count", *_OF_HOST, "job", *_OF_REQUEST)
+    return pa.schema([(name, {**known, **own}[name]) for name in names])
 
 
 HISTORY = _history_schema()
 """What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
-UNITS = {"job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1"} | {
+UNITS = {
+    "job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1",
+    "gpu_count_alloc": "GPUs allocated; null: not recorded",
+    "unasked_gpu_count": "GPUs allocated that it did not ask for, as with --exclusive; null: not known",
+} | {
     field.name: field.metadata[b"unit"].decode()
     for field in (*JOB_METRICS, *JOBS)
     if field.name in HISTORY.names and field.metadata and field.metadata.get(b"unit")

@@ -22,6 +22,7 @@ from telemetry.history import UserHistories, load_history
 from telemetry.job_selection import plain_rows
 from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.unasked_gpus import unasked_gpus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,6 +86,13 @@ class JobContext:
     def gpu_count(self) -> int:
         """Allocated GPUs; requested GPUs if the job never started."""
         return self.job["gpu_count"] or self.job["gpu_count_req"] or 0
+
+    @property
+    def unasked_gpus(self) -> int | None:
+        """Allocated GPUs that the job did not ask for; None if that is not known."""
+        return unasked_gpus(
+            *(self.job[name] for name in ("gpu_count", "gpu_count_req", "node_count", "node_count_req"))
+        )
 
     @property
     def elapsed_s(self) -> int | None:
@@ -256,7 +264,8 @@ def _advise(
 
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
-    wanted = {_key(job) for job in jobs if not job["is_packed"]}  # its tier has to hold all its tasks
+    # The tier of a packed job has to hold all its tasks. One without a GPU or a tier in its request chose none.
+    wanted = {_key(job) for job in jobs if not job["is_packed"] and (job["gpu_count_req"] != 0 or job["tier"])}
     chosen = [place for place, key in enumerate(keys) if key in wanted]
     requests = recorded_requests(history.iloc[chosen], config.tiers)
     trained = trusted(load(store.models_dir), config, now_s)

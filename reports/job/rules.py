@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 
 Fact: TypeAlias = float | str | bool | None
 """A fact about a job; None if it is not known."""
+ALL_IDLE = frozenset({"all_idle", "all_idle_unasked", "unasked_idle"})
+SOME_IDLE = frozenset({"idle_gpus", "idle_gpus_unasked"})
+"""Names of the rules that say that all GPUs, or some, did nothing."""
 _OLD_KEYS = {"verdict": "summary"}
 """Keys of a rule in files that were written for older releases."""
 

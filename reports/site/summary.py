@@ -5,7 +5,7 @@ from __future__ import annotations
 from almanac.units import counted, format_count, format_moment, printable
 from reports.advice_outcomes import FOLLOWED
 from reports.site.advice_use import MORE_MEMORY
-from reports.site.faults import FAILED_AGAIN, FAULTS, IDLE_JOBS, LOW_USE, NEVER_USED, FaultSum
+from reports.site.faults import FAILED_AGAIN, FAULTS, IDLE_JOBS, LOW_USE, NEVER_USED, UNASKED, FaultSum
 from reports.site.report import SiteReport
 from reports.site.tables import price
 from reports.site.totals import Share
@@ -14,6 +14,7 @@ from reports.site.words import NOT_KNOWN, PageTable, change, energy, hours, mone
 FAULT_WORDS = {
     IDLE_JOBS: "Jobs that did nothing",
     NEVER_USED: "GPUs never used",
+    UNASKED: "Unused GPUs that nobody asked for",
     LOW_USE: "GPUs busy less than 30% of the time",
     FAILED_AGAIN: "Jobs that failed again",
 }
