@@ -15,7 +15,7 @@ and takes jobs (tried on 22.05)."""
 
 
 def without_fulfilled(states: AbstractSet[str]) -> frozenset[str]:
-    """The states without requests to change the power that stand beside their fulfilment.
+    """The states without requests to change the power that stand beside their fulfillment.
 
     POWER_DOWN and POWER_DRAIN stay on a node after power_down_force (aws-parallelcluster-node, pull 402).
     """

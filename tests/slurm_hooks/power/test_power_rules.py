@@ -271,7 +271,7 @@ def test_a_power_up_that_nothing_follows_is_stale() -> None:
         (("POWER_DOWN", "POWERING_DOWN"), False), (("POWER_DOWN", "DRAIN"), False), (("POWER_DOWN", "POWER_UP"), False),
     ],
 )  # fmt: skip
-def test_a_request_to_power_down_beside_its_fulfilment_is_done(request_flags: tuple[str, ...], wakes: bool) -> None:
+def test_a_request_to_power_down_beside_its_fulfillment_is_done(request_flags: tuple[str, ...], wakes: bool) -> None:
     """power_down_force leaves POWER_DOWN on a node that sleeps."""
     record = {"state": ["IDLE", "CLOUD", "POWERED_DOWN", *request_flags], "reason": REASON, "partitions": ["gpu"]}
     nodes = {node.name: node for node in nodes_of([{"name": f"n{number}", **record} for number in range(4)])}

@@ -333,7 +333,7 @@ def test_a_truth_value_that_is_none_costs_itself(tmp_path: Path) -> None:
     [
         ("OUT_OF_ME+", "OUT_OF_MEMORY"), ("CANCELLED+", "CANCELLED"), ("CANCELLED b+", "CANCELLED"),
         ("O+", "OUT_OF_MEMORY"), ("NODE_FA+", "NODE_FAIL"), ("OUT_OF_", "OUT_OF_MEMORY"), ("TIMEOU+", "TIMEOUT"),
-        ("COMPLETED+", "COMPLETED"), ("COMPLET+", None), ("RE+", None), ("REQUEUE+", None),
+        ("COMPLETED+", "COMPLETED"), ("COMPLE+", None), ("RE+", None), ("REQUEUE+", None),
         ("OUT_OF_TIME", None), ("+", None),
     ],
 )  # fmt: skip
