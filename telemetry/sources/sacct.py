@@ -20,6 +20,7 @@ from almanac.errors import CommandError, SourceError
 from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
+from almanac.tres import parse_gpus
 from telemetry.slurm.commands import Runner
 from telemetry.sources.base import RowBatch
 from telemetry.sources.jobstats import decode_jobstats, has_jobstats
@@ -237,7 +238,7 @@ def probe_accounting(commands: Runner) -> AccountingStatus:
         has_json=not json_error,
         json_error=json_error,
         jobs_last_day=len(jobs.split()),
-        tracks_gpus=None if tracked is None else "gres/gpu" in tracked.lower().split(","),
+        tracks_gpus=None if tracked is None else parse_gpus(tracked.lower()).count > 0,
     )
 
 
