@@ -65,6 +65,11 @@ def most(found: Iterable[Gpus]) -> Gpus:
     return Gpus(max((each.count for each in known), default=0), types.pop() if len(types) == 1 else "")
 
 
+def parse_shares(text: str) -> int | None:
+    """The shards, or else the percentages of MPS, that a TRES or GRES text names; None where it names none."""
+    return next((shares.count for name in SHARED_GRES if (shares := parse_gpus(text, name)).count), None)
+
+
 def parse_tres(text: str) -> dict[str, str]:
     """ "cpu=32,mem=32000M,gres/gpu=4" as a mapping; terms without "=" are passed over."""
     return dict(term.split("=", 1) for term in text.split(",") if "=" in term)

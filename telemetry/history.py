@@ -284,4 +284,4 @@ def open_jobs(store: ClusterStore) -> dict[int, int]:
     nameless = jobs.filter(pc.is_null(jobs["name"]))
     nameless = nameless.slice(max(0, len(nameless) - MAX_NAMELESS))
     asked = pa.concat_tables([nameless, jobs.filter(pc.is_null(jobs["end_s"]))]).sort_by([("submit_s", "descending")])
-    return dict(zip(asked["job_id"].to_pylist(), asked["submit_s"].to_pylist(), strict=True))
+    return dict(zip(*(asked[name].to_numpy().tolist() for name in ("job_id", "submit_s")), strict=True))

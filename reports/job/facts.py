@@ -61,6 +61,7 @@ def _outcome(context: JobContext) -> dict[str, Fact]:
         "has_ended": job["end_s"] is not None,
         "is_live": context.is_live,
         "gpus": context.gpu_count,
+        "gpu_shares": job["gpu_share_count"],
         "elapsed_s": context.elapsed_s,
         "verdict": data_quality,
         "is_attributed": not data_quality.startswith(UNATTRIBUTED),

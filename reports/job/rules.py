@@ -89,7 +89,7 @@ def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[R
         if rule.topic not in {*found, *covered} and rule.holds(values):
             found[rule.topic] = rule
             covered.update(rule.covers)
-            if rule.name in ("never_started", "no_gpu", "running"):
+            if rule.name in ("never_started", "shared_gpu", "no_gpu", "running"):
                 break
     return list(found.values())
 

@@ -14,7 +14,7 @@ from telemetry.unasked_gpus import SQL as UNASKED_SQL
 
 _JOBS = (
     "job_id", "submit_s", "user", "account", "partition", "state", "tier", "gpu_count", "gpu_count_req", "gpu_type",
-    "node_count", "node_count_req", "start_s", "end_s", "elapsed_s", "name_key", "time_limit_s",
+    "gpu_share_count", "node_count", "node_count_req", "start_s", "end_s", "elapsed_s", "name_key", "time_limit_s",
 )  # fmt: skip
 _METRICS = (
     "job_id", "submit_s", "verdict", "gpu_model", "mig_profile", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",

@@ -124,10 +124,11 @@ def coverage_table(report: SiteReport) -> PageTable:
         [printable(row.name, 120), format_count(row.jobs), hours(row.hours), percent(ratio(row.hours, total.hours))]
         for row in report.totals.standings
     ]
-    running = report.totals.still_running
+    running, sharing = report.totals.still_running, report.totals.sharing
+    parts = f", and {counted(sharing, 'job')} on parts of GPUs (shard, mps)" if sharing else ""
     note = (
         "Only jobs with ok or idle are measured. The other jobs count in this table, and never as idle. "
-        f"Excluded from all figures: {format_count(running)} jobs that had not ended."
+        f"Excluded from all figures: {format_count(running)} jobs that had not ended{parts}."
     )
     return PageTable(("Data quality", "Jobs", "GPU-hours", "Share"), rows, note)
 

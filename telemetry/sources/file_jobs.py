@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from almanac.names import name_key
 from almanac.records import Counts
-from almanac.tres import parse_gpus, parse_tres
+from almanac.tres import parse_gpus, parse_shares, parse_tres
 from almanac.units import parse_time_limit, printable
 from telemetry.sources.layouts import Layout, Origin
-from telemetry.sources.sacct_text import optional_number, read_state
+from telemetry.sources.sacct_text import note_shares, optional_number, read_state
 from telemetry.store.schema import JOBS
 
 _UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "(null)", "NULL", "null", "nan", "NaN", "Partition_Limit"})
@@ -79,6 +79,7 @@ def _job(row: dict[str, Any], layout: Layout, latest_s: int, has_zone: bool, cou
             counts.note(f"{name} not understood", 1, value.text)
             row[name] = None
     _compare_times(row, has_zone, counts)
+    note_shares(row, counts)
     _complete(row, layout)
     times = [row[name] for name in _TIMES if row[name] is not None]
     if times != sorted(times):
@@ -269,6 +270,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "array_job": lambda value: _array(value, 1),
     "array_task": lambda value: _array(value, 2),
     "tres_gpus": lambda value: parse_gpus(str(value)).count,
+    "tres_shares": lambda value: parse_shares(str(value)),
     "tres_nodes": lambda value: optional_number(parse_tres(str(value)).get("node", "")),
     "tres_gpu_type": lambda value: parse_gpus(str(value)).type or None,
     "exit_code": lambda value: _exit(value, 1),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from almanac.errors import CommandError
-from almanac.tres import parse_tres, size_mib
+from almanac.tres import parse_shares, parse_tres, size_mib
 from almanac.units import format_job_id, valid_unicode
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.queue_json import gres_of, has_task, queued
@@ -134,6 +134,7 @@ def _counts(job: Mapping[str, Any], is_running: bool) -> dict[str, Any]:
         "cpu_count": number(job.get("cpus")),
         "gpu_count": given.count if is_running else None,
         "gpu_count_req": asked.count,
+        "gpu_share_count": parse_shares(tres or _text(job, "tres_req_str") or ""),
         "gpu_type": given.type or None,
         "host_mem_alloc_mib": size_mib(parse_tres(tres).get("mem", "")) or None,
         "restarts": number(job.get("restart_cnt")),

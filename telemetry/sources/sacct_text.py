@@ -7,11 +7,11 @@ delimiter, and the first and last columns are Slurm's own. So no other field can
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from almanac.records import Counts
-from almanac.tres import Gpus, parse_gpus, parse_tres, size_mib
+from almanac.tres import Gpus, parse_gpus, parse_shares, parse_tres, size_mib
 from almanac.units import printable
 
 _FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible")
@@ -88,6 +88,7 @@ def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int, c
         raise BadRowError("job of another cluster")
     row = {**_identity(value), **_times(value, latest_s), **_resources(value)}
     row["state"] = parse_state(value["State"], counts)
+    note_shares(row, counts)
     for column, name in (("user", "User"), ("account", "Account"), ("partition", "Partition"), ("qos", "QOS")):
         row[column] = value[name] or None
     row["constraints"] = value["Constraints"]
@@ -165,6 +166,7 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
         "cpu_count": optional_number(value["AllocCPUS"]) or optional_number(value["ReqCPUS"]),
         "gpu_count": given.count if value["AllocTRES"] else None,
         "gpu_count_req": asked.count if value["ReqTRES"] else None,
+        "gpu_share_count": parse_shares(value["AllocTRES"] or value["ReqTRES"]),
         "cpu_count_req": optional_number(value["ReqCPUS"]) or None,
         "node_count_req": optional_number(parse_tres(value["ReqTRES"]).get("node", "")),
         "gpu_type": given.type or asked.type or None,
@@ -194,6 +196,12 @@ def parse_state(text: str, counts: Counts) -> str | None:
     if state is None:
         counts.note(UNKNOWN_STATE, 1, printable(text, 80))
     return state
+
+
+def note_shares(row: Mapping[str, Any], counts: Counts) -> None:
+    """Count a job with a part of a GPU: nothing says what it did with it."""
+    if row["gpu_share_count"]:
+        counts.note("with a part of a GPU (shard, mps): not measured", 1, f"job {row['job_id']}")
 
 
 def parse_node_list(text: str) -> str | None:

@@ -90,6 +90,13 @@ def test_gpus_that_nobody_asked_for_are_said_to_be_such(
     assert ("requested)" in str(figure_rows(changed))) is (asked not in (None, 4))
 
 
+@pytest.mark.parametrize(("shares", "said"), [(8, "a part of a GPU (gres/shard"), (None, "had no GPU")])
+def test_a_part_of_a_gpu_is_not_called_no_gpu(reported: Any, shares: int | None, said: str) -> None:
+    context = reported.contexts["balanced"]
+    job = {**context.job, "gpu_count": 0, "gpu_count_req": 0, "gpu_share_count": shares}
+    assert said in conclude(facts_of(dataclasses.replace(context, job=job, advice=None))).summary
+
+
 def test_an_uneven_job_without_gpu_utilization_names_no_gpu(reported: Any) -> None:
     context = reported.contexts["mig"]
     uneven = dataclasses.replace(context, metrics={**context.metrics, "spatial_imbalance": 0.5})

@@ -19,7 +19,7 @@ from reports.site.faults import FaultItem, FaultSum, LimitItem
 from reports.site.page import render_site_page
 from reports.site.pseudonyms import pseudonym, site_key
 from reports.site.report import SiteReport, build_site_report
-from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
+from reports.site.summary import advice_table, compared_with, coverage_table, faults_table, summary_boxes
 from reports.site.tables import write_csv
 from reports.site.tasks import request_tasks, waste_tasks
 from reports.site.words import PageTable
@@ -143,6 +143,13 @@ def test_gpus_that_nobody_asked_for_are_a_fault_of_their_own(
     [task], [item] = waste_tasks(report, 9), report.faults.items
     assert (item.fault, task.action) == (fault, action)
     assert item.hours == pytest.approx(40 if idle == 4 and not asked else 30)
+
+
+def test_jobs_on_parts_of_gpus_are_left_out_by_name(tmp_path: Path) -> None:
+    parts = [job(number, 0, 1, gpu_share_count=8) for number in (2, 3)]
+    report = report_of(tmp_path, [job(1, 4, 10), *parts], [measured(1, 90)])
+    assert report.totals.total.jobs == 1
+    assert "0 jobs that had not ended, and 2 jobs on parts of GPUs (shard, mps)." in coverage_table(report).note
 
 
 def test_gpus_that_nobody_could_count_are_not_guessed(tmp_path: Path) -> None:
