@@ -7,10 +7,12 @@ Allocations: AllocTRES "billing=4,gres/gpu:a100=4,gres/gpu=4"; gres_detail "gpu:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
-# A type can begin with a digit ("2080ti", "1g.5gb") or be a number ("gpu:3090:2"); alone, a number is the count.
-_GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>(?![0-9]+\Z)[\w.+-]+))?(?:[:=](?P<count>[0-9]{1,9}))?")
+SHARED_GRES = ("shard", "mps")
+"""GRES that give a job a part of a GPU. Slurm gives out a GPU as one of gpu, shard, and mps."""
 _DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^)]*)\)")
 _INDEX = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
@@ -20,23 +22,30 @@ _MOST_MIB = 2.0**34
 """16 PiB. Slurm writes what it does not know as 16E."""
 
 
+@cache
+def _term(name: str) -> re.Pattern[str]:
+    """A type can begin with a digit ("2080ti", "1g.5gb") or be a number ("gpu:3090:2"); alone, it is the count."""
+    kind = r"(?:[:/](?P<type>(?![0-9]+\Z)[\w.+-]+))?"
+    return re.compile(rf"(?:gres[:/])?{name}{kind}(?:[:=](?P<count>[0-9]{{1,9}}))?")
+
+
 @dataclass(frozen=True)
 class Gpus:
-    """A number of GPUs, of one type where one was named."""
+    """A number of GPUs, or of another GRES, of one type where one was named."""
 
     count: int = 0
     type: str = ""
 
 
-def parse_gpus(text: str) -> Gpus:
-    """The GPUs of a comma-separated TRES or GRES text; Gpus(0) where it names none.
+def parse_gpus(text: str, name: str = "gpu") -> Gpus:
+    """The GPUs of a comma-separated TRES or GRES text; Gpus(0) where it names none. name: of the GRES.
 
     An untyped total ("gres/gpu=4") wins over the typed parts it is the sum of; without one, the parts add up.
     """
     total: int | None = None
     typed: dict[str, int] = {}
     for term in re.sub(r"\([^)]*\)", "", text).split(","):
-        match = _GPU.fullmatch(term.strip())
+        match = _term(name).fullmatch(term.strip())
         if not match:
             continue
         count = int(match["count"] or 1)
@@ -47,6 +56,18 @@ def parse_gpus(text: str) -> Gpus:
     if total is None:
         total = sum(typed.values())
     return Gpus(total, next(iter(typed)) if len(typed) == 1 else "")
+
+
+def most(found: Iterable[Gpus]) -> Gpus:
+    """The largest number of several texts about the same GPUs, with the type, where they name one and no other."""
+    known = [each for each in found if each.count]
+    types = {each.type for each in known if each.type}
+    return Gpus(max((each.count for each in known), default=0), types.pop() if len(types) == 1 else "")
+
+
+def parse_shares(text: str) -> int | None:
+    """The shards, or else the percentages of MPS, that a TRES or GRES text names; None where it names none."""
+    return next((shares.count for name in SHARED_GRES if (shares := parse_gpus(text, name)).count), None)
 
 
 def parse_tres(text: str) -> dict[str, str]:

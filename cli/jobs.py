@@ -183,7 +183,7 @@ def _select(app: App, query: JobQuery, columns: Sequence[str]) -> QueryResult:
 
 def _words(app: App, filters: dict[str, Any]) -> tuple[Words, ...]:
     """The filters by text. Slurm's states and the configured tiers are valid even if no job has them."""
-    from telemetry.sources.file_jobs import STATES
+    from telemetry.sources.sacct_text import STATES
 
     known = {"state": STATES, "tier": frozenset(tier.name for tier in app.config.tiers)}
     given = {name: words_of(filters[name]) for name in ("account", "partition", "state", "tier", "verdict")}

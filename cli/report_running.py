@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from almanac.errors import AlmanacError, CommandError, FileFormatError, StoreError
-from almanac.units import format_moment, printable
+from almanac.units import DAY_S, format_moment, printable
 from cli.app import App
 from cli.job_ids import Named, matching, no_such_job, parse_id, split_ids
 
 if TYPE_CHECKING:
     from reports.job.context import JobContext
     from telemetry.sources.live_jobs import LiveJob
+
+
+NUMBERS_LAST_S = 30 * DAY_S
+"""For so long after a job's end, Slurm is not expected to give its number again."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def find_jobs(app: App, texts: Sequence[str]) -> NamedJobs:
     wanted = [parse_id(text) for text in split_ids(texts)]
     rows, trouble = _stored_rows(app, wanted)
     found = [matching(each, rows) for each in wanted]
-    asked = [each for each, ids in zip(wanted, found, strict=True) if _may_be_live(each, ids, rows)]
+    asked = [each for each, ids in zip(wanted, found, strict=True) if _may_be_live(each, ids, rows, app.now_s())]
     live, silence = _live(app, asked)
     absent = [each for each, ids in zip(wanted, found, strict=True) if not ids and not any(map(each.names, live))]
     accounted = _accounted(app, absent)
@@ -77,10 +81,14 @@ def _stored_rows(app: App, wanted: Sequence[Named]) -> tuple[list[dict[str, Any]
         return [], error
 
 
-def _may_be_live(named: Named, ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether something that is named may run or wait: an unknown job, one without an end, or tasks of an array."""
+def _may_be_live(named: Named, ids: Sequence[int], rows: Sequence[dict[str, Any]], now_s: int) -> bool:
+    """Return True if something that is named may run or wait.
+
+    That is an unknown job, one without an end, tasks of an array, or a number that Slurm may have given again.
+    """
     own = [row for row in rows if row["job_id"] in ids]
-    return not own or any(
+    is_old = all((row["end_s"] or now_s) < now_s - NUMBERS_LAST_S for row in own)
+    return is_old or any(
         row["end_s"] is None
         or row.get("state") == "REQUEUED"
         or named.job_id in (row["array_job_id"], row["het_job_id"])

@@ -100,7 +100,18 @@ def tables() -> str:
     for layout in layouts():
         needs = ", ".join(f"`{column}`" for column in layout.requires)
         lines.append(f"| `{layout.name}` | {layout.kind} | {needs} | {layout.about.replace('|', chr(92) + '|')} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", IMPORTED, ""])
+
+
+IMPORTED = """\
+- Times without a time zone are read as UTC. `kept with local times` in the output means that the clock changed while
+  these jobs ran: their elapsed time and their start and end differ by whole hours. almanac then takes their end from
+  the elapsed time. All other times of such a file are off, too: export it with `TZ=UTC`, and import it again. If jobs
+  were suspended, add the column `Suspended`.
+- A state that a narrow column cut short, such as `OUT_OF_ME+`, is read if only one state begins so. Other states that
+  almanac does not know are null, and counted.
+- In Parquet files with the store's own columns, a text is never taken for a missing value. In CSV files, an empty
+  text, `None`, `NaN`, `N/A`, `NULL`, and `Unknown` are missing values."""
 
 
 def commands() -> str:

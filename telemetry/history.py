@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,6 +15,7 @@ from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMA
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import names_sql
 from telemetry.store.schema import JOBS
+from telemetry.unasked_gpus import SQL as UNASKED_SQL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +48,10 @@ _OF_ACCOUNTING = {
     **{f"host_mem_{part}_mib": f"j.host_mem_{part}_mib" for part in ("alloc", "peak", "task_peak")},
     "exit_code": "j.exit_code",
     "exit_signal": "j.exit_signal",
+    "gpu_count_alloc": "j.gpu_count",
+    "unasked_gpu_count": "j.unasked_gpu_count",
 }
-"""How a job ended, and its use of CPUs and host memory: sacct knows them of ended jobs."""
+"""How a job ended, its use of CPUs and host memory, and the GPUs it was given (gpu_count: what it asked for)."""
 _OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_ACCOUNTING}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
@@ -92,7 +94,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
 FROM (
   -- As for an idle job of telemetry: the memory of GPUs that were never used does not show the need of a run.
   SELECT * REPLACE (CASE WHEN jobstats_gpu_util_pct = 0 THEN NULL ELSE jobstats_hbm_peak_mib END
-                    AS jobstats_hbm_peak_mib) FROM jobs) j LEFT JOIN (
+                    AS jobstats_hbm_peak_mib), {UNASKED_SQL} AS unasked_gpu_count FROM jobs) j LEFT JOIN (
   SELECT *, verdict IN ('{NO_TELEMETRY}', '{LOW_COVERAGE}') OR verdict LIKE 'shared node%' AS by_jobstats
   FROM job_metrics) m USING (job_id, submit_s)
 WHERE CASE WHEN $running THEN j.start_s IS NOT NULL OR j.end_s IS NULL
@@ -110,18 +112,23 @@ def _history_schema() -> pa.Schema:
         "elapsed_s": pa.float64(),
         "hbm_evidence": pa.string(),
         "idle_gpu_count": pa.int64(),
+        "gpu_count_alloc": pa.int64(),
+        "unasked_gpu_count": pa.int64(),
         "cpu_use_frac": pa.float64(),
         "job": pa.string(),
     }
     rest = [name for name in JOB_METRICS.names if name not in _BASE]
-    return pa.schema(
-        [(name, {**known, **own}[name]) for name in (*_BASE, *rest, "idle_gpu_count", *_OF_ACCOUNTING, "job")]
-    )
+    names = (*_BASE, *rest, "idle_gpu_count", *_OF_ACCOUNTING, "job")
+    return pa.schema([(name, {**known, **own}[name]) for name in names])
 
 
 HISTORY = _history_schema()
 """What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
-UNITS = {"job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1"} | {
+UNITS = {
+    "job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1",
+    "gpu_count_alloc": "GPUs allocated; null: not recorded",
+    "unasked_gpu_count": "GPUs allocated that it did not ask for, as with --exclusive; null: not known",
+} | {
     field.name: field.metadata[b"unit"].decode()
     for field in (*JOB_METRICS, *JOBS)
     if field.name in HISTORY.names and field.metadata and field.metadata.get(b"unit")
@@ -260,9 +267,13 @@ def _register(
         db.register("job_metrics", store.read("job_metrics", metrics, since_s, until_s, theirs))
 
 
-def open_jobs(store: ClusterStore) -> list[int]:
-    """Ids of the jobs to ask for again: those without an end, and the newest without a name (sacct --json failed)."""
-    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"])
-    nameless = jobs.filter(pc.is_null(jobs["name"])).sort_by("submit_s")["job_id"].to_numpy()[-MAX_NAMELESS:]
-    running = jobs.filter(pc.is_null(jobs["end_s"]))["job_id"].to_numpy()
-    return [int(job_id) for job_id in np.unique(np.concatenate([nameless, running]))]
+def open_jobs(store: ClusterStore) -> dict[int, int]:
+    """Ids of the jobs to ask for again, and when they were submitted (s since 1970).
+
+    They are those without an end, and the newest without a name (sacct --json failed).
+    """
+    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"]).sort_by("submit_s")
+    nameless = jobs.filter(pc.is_null(jobs["name"]))
+    nameless = nameless.slice(max(0, len(nameless) - MAX_NAMELESS))
+    asked = pa.concat_tables([nameless, jobs.filter(pc.is_null(jobs["end_s"]))]).sort_by([("submit_s", "descending")])
+    return dict(zip(*(asked[name].to_numpy().tolist() for name in ("job_id", "submit_s")), strict=True))

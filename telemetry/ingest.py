@@ -140,7 +140,7 @@ class ConfiguredSources:
             )
 
     def _source(self, name: SourceName) -> Source:
-        def open_ids() -> list[int]:
+        def open_ids() -> dict[int, int]:
             from telemetry.history import open_jobs
 
             return open_jobs(self.store)

@@ -13,7 +13,7 @@ from advisor.decisions.packing import PackingAdvice
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
 from almanac.records import Advice
-from almanac.units import format_job_id
+from almanac.units import DAY_S, format_job_id
 from reports.job.ranks import Rank, SiteFigures, span_of
 from reports.job.rows import GpuRow, JobRow, MetricsRow
 from reports.job.series import GpuSeries, SeriesRequest, load_series
@@ -22,11 +22,16 @@ from telemetry.history import UserHistories, load_history
 from telemetry.job_selection import plain_rows
 from telemetry.metrics.data_quality import NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.unasked_gpus import unasked_gpus
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _Row = TypeVar("_Row", JobRow, MetricsRow, GpuRow)
+
+
+REQUEUED_WITHIN_S = DAY_S
+"""Slurm takes no longer to end a run and to submit it again, and gives no number again so soon."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,13 @@ class JobContext:
         return self.job["gpu_count"] or self.job["gpu_count_req"] or 0
 
     @property
+    def unasked_gpus(self) -> int | None:
+        """Allocated GPUs that the job did not ask for; None if that is not known."""
+        return unasked_gpus(
+            *(self.job[name] for name in ("gpu_count", "gpu_count_req", "node_count", "node_count_req"))
+        )
+
+    @property
     def elapsed_s(self) -> int | None:
         start_s, end_s = self.job["start_s"], self.job["end_s"]
         known: int | None = self.job["elapsed_s"]
@@ -129,13 +141,19 @@ def build(
 
 
 def build_runs(
-    store: ClusterStore, wanted: Sequence[tuple[int, int]], config: Config, now_s: int, *, has_series: bool = True
+    store: ClusterStore,
+    wanted: Sequence[tuple[int, int]],
+    config: Config,
+    now_s: int,
+    *,
+    has_series: bool = True,
+    is_bare: bool = False,
 ) -> list[JobContext]:
     """The contexts of runs (job_id, submit_s), which need not be the last runs of their jobs. Raises StoreError."""
     runs = _runs(store, [job_id for job_id, _ in wanted])
     chosen = [[row for row in runs.get(job_id, ()) if row["submit_s"] <= submit_s] for job_id, submit_s in wanted]
     known = [rows for rows, key in zip(chosen, wanted, strict=True) if rows and _key(rows[-1]) == key]
-    return _build(store, known, config, now_s, has_series, False)
+    return _build(store, known, config, now_s, has_series, is_bare)
 
 
 def _build(
@@ -169,7 +187,7 @@ def _build(
             ranks=figures.ranks(metrics.get(_key(job), {}), *span) if figures else {},
             advice=advices.get(_key(job)),
             tiers=config.tiers,
-            earlier_runs=tuple(row for row in earlier if row["user"] == job["user"]),
+            earlier_runs=_requeued(earlier, job),
             site=choices,
             packing=packing.get(_key(job)),
         )
@@ -191,6 +209,20 @@ def _runs(store: ClusterStore, job_ids: Sequence[int], user: str | None = None) 
     for row in cast(list[JobRow], plain_rows(found)):
         runs[row["job_id"]].append(row)
     return runs
+
+
+def _requeued(earlier: Sequence[JobRow], job: JobRow) -> tuple[JobRow, ...]:
+    """The runs before this one of the same job: each was requeued, and its end is when the next one was submitted.
+
+    Slurm gives numbers again, so that any other run is of another job, even if it is the same user's.
+    """
+    found: list[JobRow] = []
+    for row in reversed([row for row in earlier if row["user"] == job["user"]]):
+        next_s = (found[-1] if found else job)["submit_s"]
+        if abs(next_s - (row["end_s"] or next_s)) > REQUEUED_WITHIN_S:
+            break
+        found.append(row)
+    return tuple(reversed(found))
 
 
 def _by_run(
@@ -232,7 +264,8 @@ def _advise(
 
     history = _history(store, sorted({job["user"] or "" for job in jobs}))
     keys = list(zip(history["job_id"].tolist(), history["submit_s"].tolist(), strict=True))
-    wanted = {_key(job) for job in jobs if not job["is_packed"]}  # its tier has to hold all its tasks
+    # The tier of a packed job has to hold all its tasks. One without a GPU or a tier in its request chose none.
+    wanted = {_key(job) for job in jobs if not job["is_packed"] and (job["gpu_count_req"] != 0 or job["tier"])}
     chosen = [place for place, key in enumerate(keys) if key in wanted]
     requests = recorded_requests(history.iloc[chosen], config.tiers)
     trained = trusted(load(store.models_dir), config, now_s)

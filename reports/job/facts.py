@@ -61,6 +61,7 @@ def _outcome(context: JobContext) -> dict[str, Fact]:
         "has_ended": job["end_s"] is not None,
         "is_live": context.is_live,
         "gpus": context.gpu_count,
+        "gpu_shares": job["gpu_share_count"],
         "elapsed_s": context.elapsed_s,
         "verdict": data_quality,
         "is_attributed": not data_quality.startswith(UNATTRIBUTED),
@@ -79,12 +80,15 @@ def _use(context: JobContext) -> dict[str, Fact]:
     is_whole = metrics.get("gpus_seen") == context.gpu_count and temporal is not None and is_judged
     idle = len(metrics.get("idle_gpus") or ()) if is_whole else None
     busy = [pct for row in context.gpus if (pct := busy_pct(row)) is not None]
+    unasked = context.unasked_gpus
     return {
         "util_pct": util_pct if util_pct is not None else None if engine is None else 100 * engine,
         "spatial": spatial if is_judged else None,
         "temporal": temporal if is_judged else None,
         "idle_gpus": idle,
         "used_gpus": None if idle is None else context.gpu_count - idle,
+        "unasked_gpus": unasked,
+        "asked_gpus": None if unasked is None else context.gpu_count - unasked,
         "busiest_pct": max(busy, default=None) if is_whole else None,
         "cpu_share": context.cpu_use,
     }
@@ -198,6 +202,8 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "idle_gpus": _number(values["idle_gpus"], "{:.0f}"),
         "used_gpus": _number(values["used_gpus"], "{:.0f}"),
         "used_named": "1 GPU" if values["used_gpus"] == 1 else _number(values["used_gpus"], "{:.0f} GPUs"),
+        "asked_named": gpus_named(values["asked_gpus"]),
+        "unasked_named": gpus_named(values["unasked_gpus"]),
         "idle_names": _listed(metrics.get("idle_gpus") or ()),
         "elapsed": _span(context.elapsed_s),
         "limit": _span(values["limit_s"]),
@@ -285,6 +291,11 @@ def _number(value: object, form: str) -> str:
 def _pipe(name: Fact) -> str:
     """ "FP64 units" or "tensor cores"; "" if it is not known."""
     return "tensor cores" if name == "tensor" else f"{str(name).upper()} units" if name else ""
+
+
+def gpus_named(number: Fact) -> str:
+    """ "no GPU", "1 GPU", or "4 GPUs"; "" if it is not known."""
+    return "no GPU" if number == 0 else counted(number, "GPU") if isinstance(number, int) else ""
 
 
 def _span(seconds: Fact) -> str:

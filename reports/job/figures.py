@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from almanac.units import counted, format_count, format_duration, format_gib, format_number, printable
 from reports.job.context import JobContext
-from reports.job.facts import percent
+from reports.job.facts import gpus_named, percent
 from reports.job.host_figures import host_texts
 from reports.job.ranks import rank_text
 
@@ -38,6 +38,8 @@ def _size_rows(context: JobContext) -> Iterator[FigureRow]:
     yield FigureRow("Run time", NOT_KNOWN if elapsed_s is None else format_duration(elapsed_s), limit)
     gpus = _gpus(context)
     nodes = context.job["node_count"]
+    if context.unasked_gpus:
+        gpus += f" ({gpus_named(context.gpu_count - context.unasked_gpus)} requested)"
     where = f"{gpus} on {format_count(nodes)} node{'s' * (nodes != 1)}" if nodes else gpus
     model = printable(context.metrics.get("gpu_model") or "", 40)
     hours = context.gpu_hours

@@ -10,7 +10,7 @@ from almanac.units import format_count, format_gib, printable
 from reports.job.context import JobContext
 from reports.job.facts import Facts
 from reports.job.headline_words import UNEVEN_PCT, busy_pct
-from reports.job.rules import CharacterLimits
+from reports.job.rules import ALL_IDLE, SOME_IDLE, CharacterLimits
 from reports.job.series import unit_name
 
 NAMED = 4
@@ -73,9 +73,9 @@ def _balance_text(busy: Sequence[_Busy], thing: str, facts: Facts, rules: Sequen
     when = "of the measured time" if isinstance(coverage, float) and coverage < 0.95 else "of the time"
     yours = f"Your {thing}" if len(busy) == 1 else f"Your {format_count(len(busy))} {thing}s"
     spatial = values["spatial"]
-    if "all_idle" in rules:
+    if not ALL_IDLE.isdisjoint(rules):
         return f"{yours} did nothing."
-    if "idle_gpus" in rules:
+    if not SOME_IDLE.isdisjoint(rules):
         return f"{facts.words['idle_gpus']} of your {facts.words['gpus']} {thing}s did nothing; {_others(busy, when)}."
     if len(busy) == 1:
         return f"{yours} was busy {busy[0].shown} {when}{_pace(values['temporal'], limits)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from almanac.units import counted, format_gib
+from almanac.units import counted, format_count, format_gib
 from reports.job.context import JobContext
 from reports.job.facts import percent
 
@@ -17,7 +17,9 @@ def host_texts(context: JobContext) -> Iterator[tuple[str, str, str]]:
     use, cpus = context.cpu_use, context.job["cpu_count"]
     if use is not None and cpus:
         busy = f"{use * cpus:.2g}" if use * cpus < 10 else f"{use * cpus:,.0f}"
-        yield "CPU use", percent(use), f"{busy} of {counted(cpus, 'CPU')} busy on average"
+        asked = context.job["cpu_count_req"]
+        unasked = f"; {format_count(asked)} requested" if asked and asked < cpus else ""
+        yield "CPU use", percent(use), f"{busy} of {counted(cpus, 'CPU')} busy on average{unasked}"
     peak_mib, task_mib = context.job["host_mem_peak_mib"], context.job["host_mem_task_peak_mib"]
     if peak_mib is not None:
         alloc_mib = context.job["host_mem_alloc_mib"]

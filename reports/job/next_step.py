@@ -21,7 +21,7 @@ from telemetry.job_selection import History, plain_rows
 
 COLUMNS = (
     "user", "name_key", "state", "exit_code", "exit_signal", "start_s", "end_s", "elapsed_s", "time_limit_s",
-    "gpu_count", "verdict",
+    "gpu_count", "gpu_count_alloc", "unasked_gpu_count", "verdict",
     "coverage_frac", "has_profiling_fault", "gpus_seen", "idle_gpus", "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "is_preallocated", "hbm_peak_mib",
     "hbm_peak_frac", "hbm_max_mib", "hbm_capacity_mib", "main_pipe", "job_class", "mean_dram_active_frac",
@@ -63,7 +63,7 @@ def _facts(row: Row, tiers: Sequence[Tier], highest_mib: float | None, site: Sit
     context = JobContext(
         cluster="",
         now_s=0,
-        job=cast(JobRow, {**dict.fromkeys(JobRow.__annotations__), **row}),
+        job=cast(JobRow, {**dict.fromkeys(JobRow.__annotations__), **row, **_gpus(row)}),
         metrics=cast(MetricsRow, metrics),
         gpus=(),
         series=None,
@@ -74,6 +74,12 @@ def _facts(row: Row, tiers: Sequence[Tier], highest_mib: float | None, site: Sit
     )
     facts = facts_of(context)
     return Facts({**facts.values, "tier_reason": NO_EVIDENCE}, facts.words, facts.rules)
+
+
+def _gpus(row: Row) -> dict[str, int | None]:
+    """What the job was given and what it asked for. A list that an older release published does not tell."""
+    given, unasked = row["gpu_count_alloc"] or row["gpu_count"], row["unasked_gpu_count"]
+    return {"gpu_count": given, "gpu_count_req": None if unasked is None else given - unasked}
 
 
 def _may_use_smaller(facts: Facts) -> bool:

@@ -38,6 +38,7 @@ class JobRow(TypedDict):
     cpu_count: int | None
     gpu_count: int | None
     gpu_count_req: int | None
+    gpu_share_count: int | None
     cpu_count_req: int | None
     node_count_req: int | None
     gpu_type: str | None

@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 
 Fact: TypeAlias = float | str | bool | None
 """A fact about a job; None if it is not known."""
+ALL_IDLE = frozenset({"all_idle", "all_idle_unasked", "unasked_idle"})
+SOME_IDLE = frozenset({"idle_gpus", "idle_gpus_unasked"})
+"""Names of the rules that say that all GPUs, or some, did nothing."""
 _OLD_KEYS = {"verdict": "summary"}
 """Keys of a rule in files that were written for older releases."""
 
@@ -86,7 +89,7 @@ def first_of_topics(among: Sequence[Rule], values: Mapping[str, Fact]) -> list[R
         if rule.topic not in {*found, *covered} and rule.holds(values):
             found[rule.topic] = rule
             covered.update(rule.covers)
-            if rule.name in ("never_started", "no_gpu", "running"):
+            if rule.name in ("never_started", "shared_gpu", "no_gpu", "running"):
                 break
     return list(found.values())
 

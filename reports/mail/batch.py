@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from almanac.config import Config
 from almanac.errors import ConfigError, StoreError
-from reports.job.context import JobContext, build
+from reports.job.context import JobContext, build_runs
 from reports.job.report import render_email
 from reports.mail.digest import Digest, render_burst
 from reports.mail.due import RAN_AGAIN, together
@@ -132,22 +132,22 @@ class MailBatch:
         return found
 
     def _contexts(self, runs: Sequence[EndedRun], *, has_series: bool) -> dict[EndedRun, JobContext]:
-        """Contexts by run, without runs whose job has run again: a report is about a job's last run."""
+        """Contexts by run, without runs that accounting has changed since."""
         found: dict[EndedRun, JobContext] = {}
         for first in range(0, len(runs), DIGEST_SLICE):
             part = runs[first : first + DIGEST_SLICE]
-            contexts = self._built([run.job_id for run in part], has_series)
+            contexts = self._built([(run.job_id, run.submit_s) for run in part], has_series)
             by_key = {(context.job_id, context.job["submit_s"], context.job["end_s"]): context for context in contexts}
             found |= {run: by_key[key] for run in part if (key := (run.job_id, run.submit_s, run.end_s)) in by_key}
         return found
 
-    def _built(self, ids: Sequence[int], has_series: bool) -> Sequence[JobContext]:
+    def _built(self, runs: Sequence[tuple[int, int]], has_series: bool) -> Sequence[JobContext]:
         """If a file of other jobs is damaged, reports go out without advice and ranks."""
-        given = self.store, ids, self.config, self.now_s
+        given = self.store, runs, self.config, self.now_s
         try:
-            return build(*given, has_series=has_series)
+            return build_runs(*given, has_series=has_series)
         except StoreError as error:
-            contexts = build(*given, has_series=has_series, is_bare=True)
+            contexts = build_runs(*given, has_series=has_series, is_bare=True)
             fault = f"reports are without advice and ranks: {error}"
             if fault not in self.outcome.faults:
                 self.outcome.faults.append(fault)

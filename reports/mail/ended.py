@@ -27,7 +27,8 @@ ORDER BY end_s, job_id, submit_s
 """
 _FACTS = """
 SELECT j.job_id, j.submit_s, j.end_s, coalesce(j.elapsed_s, j.end_s - j.start_s) AS elapsed_s,
-       j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id) AS is_last,
+       -- Slurm gives numbers again: a later job of another user is no later run.
+       j.submit_s = max(j.submit_s) OVER (PARTITION BY j.job_id, j."user") AS is_last,
        j.refuses_mail, coalesce(j.account, ''), coalesce(j.name_key, ''), coalesce(j.state, '')
 FROM jobs j WHERE j.job_id IN (SELECT job_id FROM wanted)
 """

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from reports.job.rules import ALL_IDLE, SOME_IDLE
 from reports.mail.families import DigestJob
 from reports.mail.outbox_file import Told
 
-IDLE_RULES = frozenset({"all_idle", "idle_gpus"})
+IDLE_RULES = ALL_IDLE | SOME_IDLE
 NOTHING_NEW = "nothing new: in the weekly digest"
 
 

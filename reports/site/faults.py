@@ -13,7 +13,8 @@ import duckdb
 from telemetry.metrics.data_quality import EXCLUDED_BY_SITE, OK
 
 IDLE_JOBS, NEVER_USED, LOW_USE, FAILED_AGAIN = "idle job", "GPUs never used", "low use", "failed again"
-FAULTS = (IDLE_JOBS, NEVER_USED, LOW_USE, FAILED_AGAIN)
+UNASKED = "GPUs not asked for"
+FAULTS = (IDLE_JOBS, NEVER_USED, UNASKED, LOW_USE, FAILED_AGAIN)
 MOST_ITEMS = 1000
 """Most rows by user that are read; a list of 10,000 users helps nobody."""
 LOW_BUSY_FRAC = 0.3
@@ -33,15 +34,24 @@ WITH failed AS (
     AND row_number() OVER (PARTITION BY "user", name_key, gpus ORDER BY submit_s, job_id) > 1),
 parts AS (
   SELECT "user", gpus, job_id, gpus - idle_gpu_count AS used_gpus, coalesce(failed_h, 0) AS failed_h,
-         coalesce(idle_job_h, 0) AS idle_h, coalesce(never_used_h, 0) AS never_h, coalesce(no_kernel_h, 0) AS pause_h,
+         coalesce(idle_job_h, 0) AS idle_job_h, coalesce(never_used_h, 0) AS never_used_h,
+         idle_job_h * coalesce(unasked_gpus / gpus, 0) AS unasked_idle_h,
+         never_used_h * coalesce(least(coalesce(unasked_gpus, 0), idle_gpu_count) / nullif(idle_gpu_count, 0), 0)
+           AS unasked_never_h,
+         coalesce(no_kernel_h, 0) AS pause_h,
          coalesce(measured_h, 0) - coalesce(never_used_h, 0) AS active_h,
          CASE WHEN standing = '{OK}' AND no_kernel_h >= {1 - LOW_BUSY_FRAC} * (measured_h - coalesce(never_used_h, 0))
               THEN no_kernel_h ELSE 0 END AS low_h
   FROM runs LEFT JOIN failed USING (job_id, submit_s)),
-largest AS (SELECT *, greatest(failed_h, idle_h, never_h, low_h) AS hours FROM parts)
+split AS (
+  SELECT *, idle_job_h - coalesce(unasked_idle_h, 0) AS idle_h, never_used_h - coalesce(unasked_never_h, 0) AS never_h,
+         coalesce(unasked_idle_h, 0) + coalesce(unasked_never_h, 0) AS unasked_h
+  FROM parts),
+largest AS (SELECT *, greatest(failed_h, idle_h, never_h, unasked_h, low_h) AS hours FROM split)
 SELECT CASE WHEN failed_h = hours THEN '{FAILED_AGAIN}' WHEN idle_h = hours THEN '{IDLE_JOBS}'
-            WHEN never_h = hours THEN '{NEVER_USED}' ELSE '{LOW_USE}' END AS fault,
-       "user", gpus, job_id, hours, used_gpus, active_h, pause_h, idle_h + never_h + pause_h AS unused_h
+            WHEN unasked_h = hours THEN '{UNASKED}' WHEN never_h = hours THEN '{NEVER_USED}'
+            ELSE '{LOW_USE}' END AS fault,
+       "user", gpus, job_id, hours, used_gpus, active_h, pause_h, idle_job_h + never_used_h + pause_h AS unused_h
 FROM largest WHERE hours > 0
 """
 # Sums from several threads differ in their last digits. Rounding keeps items with equal sums in order.

@@ -10,10 +10,11 @@ import duckdb
 from telemetry.characterize.population import PART_OF_A_JOB, RUNS_SQL
 from telemetry.metrics.data_quality import IDLE, NOT_SUMMARISED, OK
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.unasked_gpus import SQL as UNASKED_SQL
 
 _JOBS = (
     "job_id", "submit_s", "user", "account", "partition", "state", "tier", "gpu_count", "gpu_count_req", "gpu_type",
-    "start_s", "end_s", "elapsed_s", "name_key", "time_limit_s",
+    "gpu_share_count", "node_count", "node_count_req", "start_s", "end_s", "elapsed_s", "name_key", "time_limit_s",
 )  # fmt: skip
 _METRICS = (
     "job_id", "submit_s", "verdict", "gpu_model", "mig_profile", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
@@ -32,7 +33,8 @@ WITH idle AS (
 base AS (
   SELECT j.job_id, j.submit_s, coalesce(j."user", '') AS "user", coalesce(j.account, '') AS account,
          coalesce(j."partition", '') AS "partition", {_TYPE} AS gpu_type, j.tier,
-         j.gpus, j.ran_s, j.time_limit_s, j.name_key, j.gpus * j.ran_s / 3600.0 AS gpu_hours,
+         j.gpus, {UNASKED_SQL} AS unasked_gpus,
+         j.ran_s, j.time_limit_s, j.name_key, j.gpus * j.ran_s / 3600.0 AS gpu_hours,
          coalesce(j.state, '') AS state, m.* EXCLUDE (job_id, submit_s),
          CASE WHEN j.state IN ('REQUEUED', 'RESIZING') THEN '{PART_OF_A_JOB}'
               ELSE coalesce(m.verdict, '{NOT_SUMMARISED}') END AS standing,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from almanac.units import counted, format_count, format_moment, printable
 from reports.advice_outcomes import FOLLOWED
 from reports.site.advice_use import MORE_MEMORY
-from reports.site.faults import FAILED_AGAIN, FAULTS, IDLE_JOBS, LOW_USE, NEVER_USED, FaultSum
+from reports.site.faults import FAILED_AGAIN, FAULTS, IDLE_JOBS, LOW_USE, NEVER_USED, UNASKED, FaultSum
 from reports.site.report import SiteReport
 from reports.site.tables import price
 from reports.site.totals import Share
@@ -14,6 +14,7 @@ from reports.site.words import NOT_KNOWN, PageTable, change, energy, hours, mone
 FAULT_WORDS = {
     IDLE_JOBS: "Jobs that did nothing",
     NEVER_USED: "GPUs never used",
+    UNASKED: "Unused GPUs that nobody asked for",
     LOW_USE: "GPUs busy less than 30% of the time",
     FAILED_AGAIN: "Jobs that failed again",
 }
@@ -123,10 +124,11 @@ def coverage_table(report: SiteReport) -> PageTable:
         [printable(row.name, 120), format_count(row.jobs), hours(row.hours), percent(ratio(row.hours, total.hours))]
         for row in report.totals.standings
     ]
-    running = report.totals.still_running
+    running, sharing = report.totals.still_running, report.totals.sharing
+    parts = f", and {counted(sharing, 'job')} on parts of GPUs (shard, mps)" if sharing else ""
     note = (
         "Only jobs with ok or idle are measured. The other jobs count in this table, and never as idle. "
-        f"Excluded from all figures: {format_count(running)} jobs that had not ended."
+        f"Excluded from all figures: {format_count(running)} jobs that had not ended{parts}."
     )
     return PageTable(("Data quality", "Jobs", "GPU-hours", "Share"), rows, note)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from almanac.units import counted, format_count, printable
-from reports.site.faults import FAILED_AGAIN, IDLE_JOBS, LOW_USE, NEVER_USED, FaultItem, LimitItem
+from reports.site.faults import FAILED_AGAIN, IDLE_JOBS, LOW_USE, NEVER_USED, UNASKED, FaultItem, LimitItem
 from reports.site.report import SiteReport
 from reports.site.totals import LargeUser
 from reports.site.words import hours, percent
@@ -76,6 +76,15 @@ def _see_never_used(item: FaultItem) -> str:
     return f"used {least}{item.used_most} of {item.gpus} GPUs"
 
 
+def _ask_unasked(who: str, item: FaultItem) -> str:
+    instead = f"use all {item.gpus}" if item.used_most else "use a partition without GPUs"
+    return f"Ask {who} to leave out --exclusive, or to {instead}."
+
+
+def _see_unasked(item: FaultItem) -> str:
+    return f"on {counted(item.gpus, 'GPU')} left GPUs unused that nobody asked for"
+
+
 def _ask_low_use(who: str, item: FaultItem) -> str:
     return f"Ask {who} what the GPUs wait for: data, the CPU, or small batches."
 
@@ -96,6 +105,7 @@ _Words = tuple[Callable[[str, FaultItem], str], Callable[[FaultItem], str]]
 _WORDS: dict[str, _Words] = {
     IDLE_JOBS: (_ask_idle, _see_idle),
     NEVER_USED: (_ask_never_used, _see_never_used),
+    UNASKED: (_ask_unasked, _see_unasked),
     LOW_USE: (_ask_low_use, _see_low_use),
     FAILED_AGAIN: (_ask_failed_again, _see_failed_again),
 }

@@ -110,7 +110,9 @@ class LargestTier:
 
 @dataclass(frozen=True)
 class SiteTotals:
-    """All totals. parts: by dimension and value, most GPU-hours first; the value "" means not recorded.
+    """All totals. sharing: jobs with a part of a GPU (shard, mps), which no other total has.
+
+    parts: by dimension and value, most GPU-hours first; the value "" means not recorded.
 
     headlines: by dimension and value, the study's headline figures, if the value has jobs with data quality ok.
     """
@@ -118,6 +120,7 @@ class SiteTotals:
     total: Share
     standings: tuple[Standing, ...]
     still_running: int
+    sharing: int
     users: int
     parts: dict[str, dict[str, Share]]
     headlines: dict[str, dict[str, Headline]]
@@ -133,11 +136,15 @@ def load_totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         """SELECT count(*) FROM jobs WHERE start_s IS NOT NULL AND end_s IS NULL
            AND coalesce(nullif(gpu_count, 0), gpu_count_req) > 0"""
     ).fetchall()
+    [(sharing,)] = db.execute(
+        "SELECT count(*) FROM jobs WHERE start_s IS NOT NULL AND gpu_share_count > 0 AND coalesce(gpu_count, 0) = 0"
+    ).fetchall()
     [(users,)] = db.execute('SELECT count(DISTINCT "user") FROM runs').fetchall()
     return SiteTotals(
         total=load_total(db),
         standings=tuple(Standing(name, jobs, hours or 0.0) for name, jobs, hours in standings),
         still_running=running,
+        sharing=sharing,
         users=users,
         parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
         headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},

@@ -14,7 +14,7 @@ from typing import Protocol
 from almanac import __version__
 from almanac.errors import CommandError, ConfigError
 from almanac.placement_config import Placement
-from almanac.units import format_duration
+from almanac.units import DAY_S, format_duration
 from slurm_hooks.last_look import GONE, Facts, batches, job_facts, must_still_hold, requeued_facts
 from slurm_hooks.mig.raise_run import require_release
 from slurm_hooks.placement.consent import RequeueTerms, requeue_terms
@@ -25,6 +25,7 @@ from slurm_hooks.placement.state import cluster_of
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Done
 from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_jobs, read_queue, require_readable
+from telemetry.sources.sacct_text import optional_number
 
 LOOK_S = 6.0
 """Seconds until a change shows."""
@@ -101,7 +102,10 @@ def read_terms(commands: Commands, job: QueueJob, configuration: str) -> Requeue
     script = commands.run(["scontrol", "write", "batch_script", str(job.job_id), "-"])
     if script.code:
         return RequeueTerms(why_not="Slurm does not show its script")
-    line = commands(["sacct", "-j", str(job.job_id), "-nPX", "-o", "SubmitLine"]).decode("utf-8", "replace")
+    shown = commands(["sacct", "-j", str(job.job_id), "-nPX", "-o", "Submit,SubmitLine"]).decode("utf-8", "replace")
+    submitted, _, line = shown.partition("|")
+    if (optional_number(submitted) or 0) < job.gres.submit_s - DAY_S:
+        line = ""  # of an older job: Slurm gives numbers again, and slurmdbd has not stored this one yet
     appends = re.search(r"(?m)^JobFileAppend\s*=\s*1\s*$", configuration) is not None
     return requeue_terms(script.stdout.decode("utf-8", "replace"), line.strip(), appends)
 

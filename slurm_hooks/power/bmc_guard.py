@@ -15,6 +15,7 @@ from almanac.errors import CommandError
 from slurm_hooks.power.redfish import BmcError
 from telemetry.slurm import hostlist
 from telemetry.slurm.commands import SlurmCommands
+from telemetry.slurm.node_states import without_fulfilled
 
 DOWN = frozenset({"POWER_DOWN", "POWERING_DOWN", "POWERED_DOWN"})
 UP = frozenset({"POWER_UP", "POWERING_UP"})
@@ -46,7 +47,7 @@ def why_not_on(states: frozenset[str]) -> str:
 def parse_states(text: str) -> dict[str, frozenset[str]]:
     """States by node, of `scontrol -o show node`. Lines that are none are passed over."""
     found = (_LINE.match(line) for line in text.splitlines())
-    return {one[1]: frozenset(part.rstrip(_SYMBOLS) for part in one[2].split("+")) for one in found if one}
+    return {one[1]: without_fulfilled({part.rstrip(_SYMBOLS) for part in one[2].split("+")}) for one in found if one}
 
 
 class NodeStates:

@@ -11,6 +11,7 @@ from almanac.config import Tier
 from almanac.tres import parse_gpus
 from slurm_hooks.power.memory import NO_MEMORY, NodeState
 from telemetry.slurm.backend import Node, Reservation
+from telemetry.slurm.node_states import without_fulfilled
 
 REASON = "almanac: power saving"
 """Reason of the nodes that almanac powers down. Slurm keeps it until the node wakes, so that whose sleep it is survives
@@ -37,19 +38,13 @@ _FLAGS = {
 """PLANNED: the backfill scheduler means to start a job there. A state that is not listed is UNKNOWN."""
 _BASE = frozenset({"IDLE", "ALLOCATED", "MIXED", "DOWN", "ERROR"})
 _SLEEP_OR_BOOT = NodeFlag.ASLEEP | NodeFlag.BOOTING
-_UNDER_WAY = frozenset({
-    "POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "POWERING_UP", "NOT_RESPONDING", "DOWN", "UNKNOWN",
-})  # fmt: skip
-"""POWER_UP beside none of these is stale: a node that was told to power up while it booted keeps it for good, is up,
-and takes jobs (tried on 22.05)."""
 
 
 @lru_cache(maxsize=1024)
 def flags_of(states: frozenset[str]) -> NodeFlag:
     """The flags of Slurm's states. A node that sleeps or boots does not respond, which is no fault then."""
     found = _NO_FLAG
-    if "POWER_UP" in states and not states & _UNDER_WAY:
-        states -= {"POWER_UP"}
+    states = without_fulfilled(states)
     for state in states:
         found |= _FLAGS.get(state, NodeFlag.UNKNOWN)
     if len(_BASE.intersection(states)) != 1:

@@ -41,9 +41,19 @@ SILENCE_S = 7 * DAY_S
 """Where no job of the whole cluster was submitted or ran for so long, accounting is taken to be lost."""
 _COLUMNS = (
     "submit_s", "eligible_s", "start_s", "end_s", "time_limit_s", "partition", "constraints", "node_count", "node_list",
-    "cpu_count", "gpu_count", "gpu_count_req", "user", "name_key",
+    "cpu_count", "gpu_count", "gpu_count_req", "gpu_share_count", "user", "name_key",
 )  # fmt: skip
-_NUMBERS = ("submit_s", "eligible_s", "start_s", "end_s", "time_limit_s", "node_count", "cpu_count", "gpus")
+_NUMBERS = (
+    "submit_s",
+    "eligible_s",
+    "start_s",
+    "end_s",
+    "time_limit_s",
+    "node_count",
+    "cpu_count",
+    "gpus",
+    "gpu_share_count",
+)
 _TEXTS = ("node_list", "partition", "constraints", "user", "name_key")
 _KNOWN = """SELECT min(end_s) FILTER (WHERE start_s IS NOT NULL),
             max(greatest(submit_s, coalesce(start_s, 0), coalesce(end_s, 0))) FROM jobs"""

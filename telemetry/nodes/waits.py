@@ -88,7 +88,7 @@ def _filled(jobs: JobColumns, ran: JobColumns, waited: Ints, begin_s: Ints) -> F
     """Nodes that each job that waited fills: whole ones if it takes several, else its share, as of pending jobs now."""
     nodes = np.maximum(jobs.number["node_count"][waited], 1)
     share = np.zeros(len(nodes))
-    for name in ("gpus", "cpu_count"):
+    for name in ("gpus", "gpu_share_count", "cpu_count"):
         used, most = jobs.number[name][waited], _largest_before(ran, name, begin_s)
         is_known = (most > 0) & (used > 0)
         fitting = np.maximum(1, most // np.maximum(used, 1))
@@ -97,7 +97,9 @@ def _filled(jobs: JobColumns, ran: JobColumns, waited: Ints, begin_s: Ints) -> F
 
 
 def _largest_before(ran: JobColumns, name: str, times_s: Ints) -> Ints:
-    """(n,) GPUs or CPUs of a node of the set: the most that a run had per node up to each time; 0: not known."""
+    """(n,) GPUs, their shards, or CPUs of a node of the set: the most that a run had per node up to each time; 0: not
+    known.
+    """
     order = np.argsort(ran.number["start_s"], kind="stable")
     per_node = (ran.number[name] // np.maximum(ran.number["node_count"], 1))[order]
     largest = np.concatenate([[0], np.maximum.accumulate(per_node)]) if len(order) else np.zeros(1, dtype=np.int64)

@@ -18,7 +18,8 @@ class PendingJob:
     array_job_id, het_job_id: None where it belongs to none; array_task_id: None for an array's common record.
     Counts are of the whole job, or of one array task. A held job has priority 0 until it is released. restarts: how
     often it was requeued; submit_s is then the time of the last one. reason: why Slurm does not start it, as Slurm
-    spells it. gpus_per_node: 0 where the job did not fix it. is_exclusive: asked for whole nodes; 26.05 does not tell.
+    spells it. gpus_per_node: 0 where the job did not fix it. shares: parts of GPUs, by the name of
+    the GRES (shard, mps), of the whole job. is_exclusive: asked for whole nodes; 26.05 does not tell.
     task_count: tasks of the record that its array's limit lets run at once. script_key: "" where no script is known, as
     by pyslurm.
     """
@@ -45,6 +46,7 @@ class PendingJob:
     restarts: int = 0
     reason: str = ""
     gpus_per_node: int = 0
+    shares: tuple[tuple[str, int], ...] = ()
     is_exclusive: bool = False
     task_count: int = 1
     script_key: str = ""
@@ -94,7 +96,8 @@ NodeState = Literal["power_down_asap", "power_up", "drain", "resume"]
 
 @dataclass(frozen=True)
 class Node:
-    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}. gres as configured.
+    """states: base state and flags, upper case without symbols: {"IDLE", "POWERED_DOWN"}, as node_states has them. gres
+    as configured.
 
     cpu_count: 0 where it is not known.
     last_busy_s, boot_s: unix seconds, None where Slurm has none. last_busy_s of an idle node is when its last job ended

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from almanac.tres import parse_gpus
-from telemetry.slurm.queue_json import address, queued, task_count
+from telemetry.slurm.queue_json import address, gres_of, queued, task_count
 from telemetry.sources.sacct_json import number, words
 
 _HOLDS_NODES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 )
-_ASKED = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,7 @@ def _job(job: Mapping[str, Any], is_pending: bool) -> QueuedGpuJob:
     job_id, submit_s = number(job["job_id"]), number(job["submit_time"])
     if job_id is None or not submit_s:
         raise ValueError("no number or no time of submission")
-    named = {gpus.type for text in _ASKED if (gpus := parse_gpus(str(job.get(text) or ""))).count}
-    total = parse_gpus(str(job.get("tres_req_str") or ""))
-    detail = [parse_gpus(str(part)).type for part in job.get("gres_detail") or () if not is_pending]
-    types = {each for each in (*named, total.type, *detail) if each}
+    gpus = gres_of(job, is_given=not is_pending)
     array_id = number(job.get("array_job_id")) or None
     task_id, tasks = number(job.get("array_task_id")), str(job.get("array_task_string") or "")
     het_id = number(job.get("het_job_id")) or None
@@ -72,8 +67,8 @@ def _job(job: Mapping[str, Any], is_pending: bool) -> QueuedGpuJob:
         submit_s=submit_s,
         start_s=None if is_pending else number(job.get("start_time")) or None,
         time_limit_s=None if limit_min is None else limit_min * 60,
-        gpu_count=total.count or (1 if types else 0),
-        gpu_type=types.pop() if len(types) == 1 else "",
+        gpu_count=gpus.count,
+        gpu_type=gpus.type,
         nodes=str(job.get("nodes") or ""),
         reason=str(job.get("state_reason") or ""),
         is_held=number(job.get("priority")) == 0,

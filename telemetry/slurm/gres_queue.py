@@ -15,7 +15,7 @@ from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.node_states import is_in_service
-from telemetry.slurm.queue_json import address, nodes_of, queue_of, queued, records
+from telemetry.slurm.queue_json import address, gres_of, nodes_of, queue_of, queued, records
 from telemetry.sources.sacct_json import number, words
 
 ANY_TYPE = ""
@@ -41,7 +41,7 @@ class GresJob:
 
     requests: by scontrol's key, the text that Slurm shows; parts without text are left out. priority: 0 if held, or if
     Slurm found no node for it. reason: upper case, without what follows a comma. cpus: of the whole job. memory_mib:
-    per node, 0 for a node's whole memory; None where it depends on the node. wants_gpu: Slurm counts GPUs for it.
+    per node, 0 for a node's whole memory; None where it depends on the node. wants_gpu: it asks for GPUs.
     is_plain: no part of a heterogeneous job, no cron job, no reservation, no whole nodes (26.05 does not tell). marks:
     other choices of owners and operators, only to see that they change.
     """
@@ -153,7 +153,7 @@ def _job(record: Mapping[str, Any]) -> GresJob:
         reason=_text(record, "state_reason").split(",")[0].strip().upper(),
         requests={key: text for key, name in _FIELDS if (text := _text(record, name))},
         partitions=tuple(name for name in _text(record, "partition").split(",") if name),
-        wants_gpu="gres/gpu" in _text(record, "tres_req_str"),
+        wants_gpu=gres_of(record).count > 0,
         eligible_s=number(record.get("eligible_time")) or 0,
         comment=_text(record, "comment"),
         constraints=_text(record, "features"),

@@ -145,6 +145,7 @@ class _Need(NamedTuple):
     gpu_type: str
     gpu_count: int
     gpus_per_node: int
+    shares: tuple[tuple[str, int], ...]
     cpu_count: int
     node_count: int
     is_exclusive: bool
@@ -157,8 +158,8 @@ def _pending_demand(
 
     A job counts where a node is in one of its partitions, has the features that it requires and enough GPUs of its
     type; so it counts in each node set that it fits. A job of one node counts as its share of it: one over the number
-    of such jobs that fit a node by GPUs, or by CPUs, whichever is more. Jobs that fit the same nodes count at most as
-    these nodes.
+    of such jobs that fit a node by GPUs, by parts of GPUs, or by CPUs, whichever is more. Jobs that fit the same nodes
+    count at most as these nodes.
 
     The node-minutes are each job's nodes, at most those that it fits, times its run time.
     """
@@ -192,7 +193,7 @@ def _pending_demand(
 def _need(job: PendingJob) -> _Need:
     return _Need(
         frozenset(filter(None, job.partition.split(","))), required_features(job.constraints), job.gpu_type,
-        max(0, job.gpu_count), max(0, job.gpus_per_node), max(0, job.cpu_count), max(1, job.node_count),
+        max(0, job.gpu_count), max(0, job.gpus_per_node), job.shares, max(0, job.cpu_count), max(1, job.node_count),
         job.is_exclusive,
     )  # fmt: skip
 
@@ -201,13 +202,15 @@ def _fits(need: _Need, kind: _Kind) -> bool:
     if (need.partitions and not need.partitions & kind.partitions) or not need.features <= kind.features:
         return False
     gpus = _gpus(kind.gres, need.gpu_type)
+    if any(_gpus(kind.gres, "", name) < (count if need.node_count == 1 else 1) for name, count in need.shares):
+        return False
     return gpus >= max(need.gpus_per_node, min(1, need.gpu_count))
 
 
 @lru_cache(maxsize=4096)
-def _gpus(gres: str, gpu_type: str) -> int:
-    """GPUs of a type, or of any, of "gpu:a100:4(S:0-1),gpu:v100:2"."""
-    terms = [parse_gpus(term) for term in re.sub(r"\([^)]*\)", "", gres).split(",")]
+def _gpus(gres: str, gpu_type: str, name: str = "gpu") -> int:
+    """GPUs of a type, or of any, of "gpu:a100:4(S:0-1),gpu:v100:2". name: of another GRES."""
+    terms = [parse_gpus(term, name) for term in re.sub(r"\([^)]*\)", "", gres).split(",")]
     return sum(gpus.count for gpus in terms if not gpu_type or gpus.type == gpu_type)
 
 
@@ -221,7 +224,8 @@ def _filled(need: _Need, kind: _Kind) -> float:
         whole = max(whole, -(-need.cpu_count // cpus))
     if whole > 1 or need.is_exclusive:
         return float(whole)
-    return max(_share(need.gpu_count, gpus), _share(need.cpu_count, cpus)) or 1.0
+    shares = [_share(count, _gpus(kind.gres, "", name)) for name, count in need.shares]
+    return max(_share(need.gpu_count, gpus), _share(need.cpu_count, cpus), *shares) or 1.0
 
 
 def _share(used: int, size: int) -> float:

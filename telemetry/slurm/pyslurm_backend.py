@@ -17,10 +17,11 @@ from typing import Any
 
 from almanac.errors import CommandError
 from almanac.records import Counts
-from almanac.tres import parse_gpus
+from almanac.tres import SHARED_GRES, parse_gpus
 from telemetry.slurm.backend import FactorChange, Node, NodeState, PendingJob, Reservation, SiteFactor
 from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import lost_error
+from telemetry.slurm.node_states import without_fulfilled
 from telemetry.slurm.queue_json import address, task_count
 
 
@@ -131,6 +132,8 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
     gpus = dict(job.gpus)
     types = [gpu.type for gpu in gpus.values() if gpu.type]
     total = gpus["gpu"].count if "gpu" in gpus else sum(gpu.count for gpu in gpus.values())
+    per_node = ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
+    nodes = job.num_nodes or 1
     return PendingJob(
         job_id=job.id,
         address=address(job.id, array_id, task_id, (job.array_tasks_waiting or "") if is_split else "", het_id, offset),
@@ -141,10 +144,10 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         partition=_text(job, "partition"),
         qos=_text(job, "qos"),
         constraints=_text(job, "constraints"),
-        gpu_count=int(total),
-        gpu_type=types[0] if len(types) == 1 else "",
+        gpu_count=int(total) or nodes * parse_gpus(per_node).count,
+        gpu_type=types[0] if len(types) == 1 else parse_gpus(per_node).type,
         cpu_count=job.cpus or 1,
-        node_count=job.num_nodes or 1,
+        node_count=nodes,
         time_limit_s=None if job.time_limit is None else int(job.time_limit) * 60,
         is_held=job.priority == 0,
         array_job_id=array_id,
@@ -153,9 +156,8 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         het_offset=offset,
         restarts=job.requeue_count or 0,
         reason=_text(job, "state_reason"),
-        gpus_per_node=parse_gpus(
-            ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
-        ).count,
+        gpus_per_node=parse_gpus(per_node).count,
+        shares=tuple((name, nodes * count) for name in SHARED_GRES if (count := parse_gpus(per_node, name).count)),
         task_count=task_count(job.array_tasks_waiting or "", job.array_tasks_parallel or 0),
     )
 
@@ -164,7 +166,7 @@ def _node(node: Any) -> Node:
     """Its state is one text of base and flags: IDLE+POWERED_DOWN."""
     return Node(
         name=node.name,
-        states=frozenset(re.split(r"[^A-Z_]+", _text(node, "state").upper())) - {""},
+        states=without_fulfilled({*re.split(r"[^A-Z_]+", _text(node, "state").upper())} - {""}),
         features=_words(node, "available_features"),
         gres=_gres(node.configured_gres),
         partitions=_words(node, "partitions"),

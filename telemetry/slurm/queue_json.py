@@ -13,10 +13,11 @@ from typing import Any
 
 from almanac.errors import CommandError
 from almanac.records import Counts
-from almanac.tres import parse_gpus
+from almanac.tres import SHARED_GRES, Gpus, most, parse_gpus
 from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node, PendingJob
 from telemetry.slurm.commands import Runner
+from telemetry.slurm.node_states import without_fulfilled
 from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import number, words
 
@@ -95,12 +96,37 @@ def _array_id(job: Mapping[str, Any]) -> int | None:
     return number(job.get("array_job_id")) or None
 
 
+def gres_of(job: Mapping[str, Any], name: str = "gpu", *, is_given: bool = False) -> Gpus:
+    """Return the GPUs that a record of `squeue --json` asks for, or was given (is_given), of the whole job.
+
+    Slurm's sums (tres_req_str) hold them only if AccountingStorageTRES has gres/gpu, and their type only if it has that
+    type. Without them, the request's own options count: a job that was given whole nodes may have none. name: the GRES.
+    """
+    if is_given:
+        detail = job.get("gres_detail")
+        by_node = [parse_gpus(str(part), name) for part in (detail if isinstance(detail, list) else ())]
+        held, parts = parse_gpus(str(job.get("tres_alloc_str") or ""), name), _sum(by_node)
+        if held.count or parts.count:
+            return Gpus(held.count or parts.count, most([held, parts, gres_of(job, name)]).type)
+    nodes, tasks = number(job.get("node_count")) or 1, number(job.get("tasks")) or 1
+    sockets = nodes * (number(job.get("sockets_per_node")) or 1)
+    times = {"tres_per_job": 1, "tres_per_node": nodes, "tres_per_task": tasks, "tres_per_socket": sockets}
+    options = [(parse_gpus(str(job.get(field) or ""), name), number_of) for field, number_of in times.items()]
+    own = most(Gpus(gpus.count * number_of, gpus.type) for gpus, number_of in options)
+    total = parse_gpus(str(job.get("tres_req_str") or ""), name)
+    return Gpus(total.count or own.count, most([total, own]).type)
+
+
+def _sum(parts: list[Gpus]) -> Gpus:
+    return Gpus(sum(part.count for part in parts), most(parts).type)
+
+
 def queue_record(job: Mapping[str, Any]) -> PendingJob:
     """One record of `squeue --json`, also of a job that runs. Raises KeyError, TypeError, or ValueError."""
-    return _pending(job, False)
+    return _pending(job, False, is_given="PENDING" not in (words(job.get("job_state")) or ()))
 
 
-def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
+def _pending(job: Mapping[str, Any], is_split: bool, *, is_given: bool = False) -> PendingJob:
     """Raises ValueError or TypeError where what has to be there is not. is_split: other tasks have own records."""
     job_id, submit_s = number(job["job_id"]), number(job["submit_time"])
     if job_id is None or not submit_s:
@@ -108,7 +134,8 @@ def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
     array_id, task_id = _array_id(job), number(job.get("array_task_id"))
     het_id = number(job.get("het_job_id")) or None
     het_offset = number(job.get("het_job_offset")) or 0 if het_id else None
-    gpus = parse_gpus(_text(job, "tres_req_str"))
+    _text(job, "tres_req_str")
+    gpus = gres_of(job, is_given=is_given)
     limit_min = number(job.get("time_limit"))
     return PendingJob(
         job_id=job_id,
@@ -135,6 +162,7 @@ def _pending(job: Mapping[str, Any], is_split: bool) -> PendingJob:
         restarts=number(job.get("restart_cnt")) or 0,
         reason=_shown(job.get("state_reason")),
         gpus_per_node=parse_gpus(_shown(job.get("tres_per_node"))).count,
+        shares=tuple((name, count) for name in SHARED_GRES if (count := gres_of(job, name).count)),
         is_exclusive="none" in (words(job.get("shared")) or ()),
         task_count=task_count(_shown(job.get("array_task_string")), number(job.get("array_max_tasks")) or 0),
         script_key="" if het_id else _script_key(job),
@@ -230,7 +258,9 @@ def _nodes(found: list[Mapping[str, Any]]) -> Iterator[Node]:
         is_known = state is not None and flags is not None
         yield Node(
             name=_shown(node.get("name")),
-            states=frozenset(flag.upper() for flag in (*(state or ()), *(flags or ()))) if is_known else UNKNOWN,
+            states=without_fulfilled(
+                {flag.upper() for flag in (*(state or ()), *(flags or ()))} if is_known else UNKNOWN
+            ),
             features=_words(node.get("features")),
             gres=_shown(node.get("gres")),
             partitions=_words(node.get("partitions")),

@@ -10,7 +10,7 @@ from almanac.records import Request
 from almanac.tres import parse_gpus
 from almanac.units import valid_unicode
 from telemetry.slurm.hostlist import expand
-from telemetry.slurm.queue_json import queued, task_count
+from telemetry.slurm.queue_json import gres_of, queued, task_count
 from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import number, words
 
@@ -19,7 +19,6 @@ _HOLDS = frozenset(
 )
 _READY = frozenset({"", "NONE", "PRIORITY", "RESOURCES", "NODEDOWN", "REQNODENOTAVAIL"})
 """Reasons of a job that only priority and resources keep from starting, upper case and without "_"."""
-_ASKED = ("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
 MAX_NODES = 100_000
 
 
@@ -89,7 +88,7 @@ def _job(record: Mapping[str, Any], is_waiting: bool) -> LiveGpuJob:
 
 
 def _request(record: Mapping[str, Any], submit_s: int, is_array: bool, is_waiting: bool) -> Request:
-    count, gpu_type = _gpus(record, is_waiting)
+    gpus = gres_of(record, is_given=not is_waiting)
     limit_min = number(record.get("time_limit"))
     user = _text(record, "user_name")
     has_script = not number(record.get("het_job_id"))
@@ -101,8 +100,8 @@ def _request(record: Mapping[str, Any], submit_s: int, is_array: bool, is_waitin
         partition=_text(record, "partition"),
         qos=_text(record, "qos"),
         constraints=_text(record, "features"),
-        gpu_count=count,
-        gpu_type=gpu_type,
+        gpu_count=gpus.count,
+        gpu_type=gpus.type,
         node_count=number(record.get("node_count")) or 1,
         cpu_count=number(record.get("cpus")) or 1,
         time_limit_s=None if limit_min is None else limit_min * 60,
@@ -110,16 +109,6 @@ def _request(record: Mapping[str, Any], submit_s: int, is_array: bool, is_waitin
         submit_s=submit_s,
         script_key=script_key(user, line, folder) if has_script else "",
     )
-
-
-def _gpus(record: Mapping[str, Any], is_waiting: bool) -> tuple[int, str]:
-    """The type is read from the request: Slurm's sums name it only for the types in AccountingStorageTRES."""
-    named = {parse_gpus(str(record.get(text) or "")).type for text in _ASKED}
-    asked, held = (parse_gpus(str(record.get(key) or "")) for key in ("tres_req_str", "tres_alloc_str"))
-    total = asked if is_waiting or not held.count else held
-    detail = () if is_waiting else [parse_gpus(str(part)).type for part in record.get("gres_detail") or ()]
-    types = {each for each in (*named, total.type, *detail) if each}
-    return total.count or (1 if types else 0), types.pop() if len(types) == 1 else ""
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,10 +35,11 @@ def source_of(
     cluster: str,
     commands: SlurmCommands,
     clock: Callable[[], int],
-    open_jobs: Callable[[], Collection[int]],
+    open_jobs: Callable[[], Mapping[int, int]],
     with_steps: Callable[[pa.Table], pa.Table],
 ) -> Source:
-    """The source of this name. clock: seconds since 1970. open_jobs: ids that sacct is asked for again.
+    """The source of this name. clock: seconds since 1970. open_jobs: ids that sacct is asked for again, and when
+    each was submitted.
 
     with_steps: chooses the jobs whose steps are read.
 

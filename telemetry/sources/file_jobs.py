@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import math
@@ -13,21 +14,26 @@ import pyarrow as pa
 
 from almanac.names import name_key
 from almanac.records import Counts
-from almanac.tres import parse_gpus
+from almanac.tres import parse_gpus, parse_shares, parse_tres
 from almanac.units import parse_time_limit, printable
 from telemetry.sources.layouts import Layout, Origin
+from telemetry.sources.sacct_text import note_shares, optional_number, read_state
 from telemetry.store.schema import JOBS
 
-STATES = frozenset(
-    {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
-    | {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED"}
-)
 _UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "(null)", "NULL", "null", "nan", "NaN", "Partition_Limit"})
 _UNLIMITED = frozenset({"UNLIMITED", "INFINITE"})
 _HASHED_FROM = 2**62
 """Ids made of a text lie above every id that Slurm gives (32 bits)."""
 _STEP = re.compile(r"[0-9]+(_[0-9]+)?\.(batch|extern|interactive|[0-9]+)")
 _TIMES = ("submit_s", "start_s", "end_s")
+_BOOLS = dict.fromkeys(("true", "t", "yes", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "0", "0.0"), False)
+_SUSPENDED = "suspended_s"
+"""A column of layouts that no table has: the time for which a job was suspended."""
+_ZONE_STEP_S = 1800
+"""The offsets of a zone differ by whole hours, on Lord Howe Island by half an hour."""
+LOCAL = "with local times (export with TZ=UTC, import again)"
+"""Said of rows during which the clock changed. All other times of such a file are off by the zone's offset, too."""
+_TOO_LONG = "with more elapsed time than end - start"
 
 
 class _Bad:
@@ -43,16 +49,17 @@ def read_jobs(block: pa.Table, layout: Layout, since_s: int, until_s: int, lates
     A row without job id or submit time, or whose times contradict each other or lie after latest_s, is counted and
     dropped; any other value that is not understood is noted and left null.
     """
-    columns = [_column(block, layout, name) for name in JOBS.names]
+    names = (*JOBS.names, _SUSPENDED)
+    columns = [*(_column(block, layout, name) for name in names), _have_zone(block, layout)]
     kept = []
-    for values in zip(*columns, strict=True):
-        row = dict(zip(JOBS.names, values, strict=True))
+    for *values, has_zone in zip(*columns, strict=True):
+        row = dict(zip(names, values, strict=True))
         submit_s = row["submit_s"]
         if isinstance(submit_s, int) and submit_s <= latest_s and not since_s <= submit_s < until_s:
             continue
         counts.seen += 1
         try:
-            kept.append(_job(row, layout, latest_s, counts))
+            kept.append(_job(row, layout, latest_s, has_zone, counts))
         except ValueError as error:
             reason, _, example = str(error).partition(": ")
             counts.drop(reason, 1, example)
@@ -60,7 +67,7 @@ def read_jobs(block: pa.Table, layout: Layout, since_s: int, until_s: int, lates
     return pa.Table.from_pylist(kept, schema=JOBS)
 
 
-def _job(row: dict[str, Any], layout: Layout, latest_s: int, counts: Counts) -> dict[str, Any]:
+def _job(row: dict[str, Any], layout: Layout, latest_s: int, has_zone: bool, counts: Counts) -> dict[str, Any]:
     """One row, complete. Raises ValueError("reason: example") where it is no job."""
     for name in ("job_id", "submit_s"):
         if isinstance(row[name], _Bad):
@@ -71,10 +78,13 @@ def _job(row: dict[str, Any], layout: Layout, latest_s: int, counts: Counts) -> 
         if isinstance(value, _Bad):
             counts.note(f"{name} not understood", 1, value.text)
             row[name] = None
+    _compare_times(row, has_zone, counts)
+    note_shares(row, counts)
     _complete(row, layout)
     times = [row[name] for name in _TIMES if row[name] is not None]
     if times != sorted(times):
-        raise ValueError(f"times contradict each other: job {row['job_id']}")
+        zone = "" if has_zone else " (they name no zone; export with TZ=UTC)"
+        raise ValueError(f"times contradict each other{zone}: job {row['job_id']}")
     if times[-1] > latest_s:
         raise ValueError(f"time in the future: job {row['job_id']}")
     return row
@@ -82,6 +92,29 @@ def _job(row: dict[str, Any], layout: Layout, latest_s: int, counts: Counts) -> 
 
 def _is_step(value: _Bad) -> bool:
     return _STEP.fullmatch(value.text) is not None
+
+
+def _compare_times(row: dict[str, Any], has_zone: bool, counts: Counts) -> None:
+    """Note a row whose elapsed time contradicts its times; if the clock changed while it ran, its end is corrected.
+
+    Elapsed time is without suspensions.
+    """
+    start_s, end_s, elapsed_s, suspended_s = (row[name] for name in ("start_s", "end_s", "elapsed_s", _SUSPENDED))
+    if None in (start_s, end_s, elapsed_s):
+        return
+    more_s = elapsed_s + (suspended_s or 0) - (end_s - start_s)
+    if more_s and more_s % _ZONE_STEP_S == 0 and not has_zone:
+        counts.note(LOCAL, 1, f"job {row['job_id']}")
+        row["end_s"] += more_s
+    elif more_s > 1:
+        counts.note(_TOO_LONG, 1, f"job {row['job_id']}")
+
+
+def _have_zone(block: pa.Table, layout: Layout) -> list[bool]:
+    """For each row: False if its start or end is a date without a time zone."""
+    names = [name for ours in ("start_s", "end_s") for name in layout.columns.get(ours, Origin()).columns]
+    columns = [block[name].to_pylist() for name in names if name in block.column_names]
+    return [not any(map(_is_zoneless, values)) for values in zip(*columns, strict=True)] or [True] * len(block)
 
 
 def _complete(row: dict[str, Any], layout: Layout) -> None:
@@ -99,17 +132,20 @@ def _column(block: pa.Table, layout: Layout, ours: str) -> list[Any]:
     origin = layout.columns.get(ours, Origin())
     values: list[Any] = [origin.value] * len(block)
     read = _reader(ours, origin, layout)
+    is_exact = layout.is_typed and ours in JOBS.names and JOBS.field(ours).type == pa.string() and ours != "state"
+    unknown = frozenset() if is_exact else _UNKNOWN | origin.missing
     for column in reversed([name for name in origin.columns if name in block.column_names]):
-        own = [_read(value, read, origin.missing) for value in block[column].to_pylist()]
-        values = [new if new is not None else old for new, old in zip(own, values, strict=True)]
+        own = [_read(value, read, unknown) for value in block[column].to_pylist()]
+        # A 0 gives way to what another column says: AllocTRES names no GPU where Slurm does not account for GPUs.
+        values = [new if new or old is None else old for new, old in zip(own, values, strict=True)]
     return values
 
 
-def _read(value: Any, read: Callable[[Any], Any], missing: frozenset[str]) -> Any:
+def _read(value: Any, read: Callable[[Any], Any], unknown: frozenset[str]) -> Any:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     text = str(value).strip()
-    if text in _UNKNOWN or text in missing:
+    if text in unknown:
         return None
     try:
         return read(value)
@@ -125,9 +161,11 @@ def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[Any], Any]:
         return _READERS[origin.parse]
     if ours == "job_id" or ours in (*_TIMES, "eligible_s"):
         return _job_id if ours == "job_id" else _time
-    kind = JOBS.field(ours).type
+    kind = JOBS.field(ours).type if ours in JOBS.names else pa.int64()
     if kind == pa.string():
         return str
+    if kind == pa.bool_():
+        return _boolean
     scale = origin.scale
     return (lambda value: _integer(value, scale)) if kind == pa.int64() else (lambda value: _number(value) * scale)
 
@@ -159,6 +197,22 @@ def _time(value: Any) -> int:
     return math.floor(_number(value))
 
 
+def _is_zoneless(value: Any) -> bool:
+    """Return True for a date that _time can read only because it takes the zone to be UTC."""
+    if isinstance(value, str) and not value.strip().isdecimal():
+        with contextlib.suppress(ValueError):
+            value = dt.datetime.fromisoformat(value.strip())
+    return isinstance(value, dt.datetime) and value.tzinfo is None
+
+
+def _boolean(value: Any) -> bool:
+    """A truth value, or its text in any case. Raises ValueError."""
+    known = _BOOLS.get(str(value).strip().lower())
+    if known is None:
+        raise ValueError(f"no truth value: {value!r}")
+    return known
+
+
 def _job_id(value: Any) -> int:
     """A job's number; of any other text a number that is always the same, above all that Slurm gives.
 
@@ -175,12 +229,12 @@ def _job_id(value: Any) -> int:
 
 
 def _state(value: Any, states: Mapping[str, str]) -> str:
-    """Slurm's long name of a state; "CANCELLED by 1000" is CANCELLED. Raises ValueError."""
+    """Slurm's long name of a state, by the file's own names or as read_state. Raises ValueError."""
     text = str(value).strip()
     if states:
         return states[text] if text in states else _state(states["*"], {}) if "*" in states else _state(text, {})
-    state = (text.upper().rstrip("+").split() or [""])[0]
-    if state not in STATES:
+    state = read_state(text)
+    if state is None:
         raise ValueError(f"no state: {text!r}")
     return state
 
@@ -216,6 +270,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "array_job": lambda value: _array(value, 1),
     "array_task": lambda value: _array(value, 2),
     "tres_gpus": lambda value: parse_gpus(str(value)).count,
+    "tres_shares": lambda value: parse_shares(str(value)),
+    "tres_nodes": lambda value: optional_number(parse_tres(str(value)).get("node", "")),
     "tres_gpu_type": lambda value: parse_gpus(str(value)).type or None,
     "exit_code": lambda value: _exit(value, 1),
     "exit_signal": lambda value: _exit(value, 2),

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,6 +82,7 @@ class FileSource:
         Raises FileFormatError where the file cannot be read, or its columns are those of no known layout.
         """
         columns, layout = open_columns(self._path), self.layout()
+        layout = replace(layout, is_typed=layout.is_own and not columns.delimiter)
         latest_s = int(self._clock()) + _CLOCK_TOLERANCE_S
         span = ReadSpan(since_s * 1000, until_s * 1000, latest_s * 1000)
         counts = Counts()

@@ -31,7 +31,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Layout:
-    """One kind of file; see layouts.toml."""
+    """One kind of file; see layouts.toml. is_own: its columns are the table's. is_typed: a text of it is never missing,
+    even if it is empty or "None", as in Parquet files of the store's own columns.
+    """
 
     name: str
     kind: Kind
@@ -41,6 +43,7 @@ class Layout:
     states: Mapping[str, str] = field(default_factory=dict)
     form: str = "wide"
     is_own: bool = False
+    is_typed: bool = False
 
     def needed(self, present: Sequence[str]) -> list[str]:
         """The columns of a file that this layout reads, in the file's order; of our own also exporters' metrics."""

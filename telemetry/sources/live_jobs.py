@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from almanac.errors import CommandError
-from almanac.tres import parse_gpus, parse_tres, size_mib
+from almanac.tres import parse_shares, parse_tres, size_mib
 from almanac.units import format_job_id, valid_unicode
 from telemetry.slurm.commands import Runner
-from telemetry.slurm.queue_json import has_task, queued
+from telemetry.slurm.queue_json import gres_of, has_task, queued
 from telemetry.sources.bindings import BadRecordError, squeue_rows
 from telemetry.sources.sacct_json import number, words
 
@@ -125,17 +125,18 @@ def _names(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(job: Mapping[str, Any], is_running: bool) -> dict[str, Any]:
-    asked, given = parse_gpus(_text(job, "tres_req_str") or ""), _text(job, "tres_alloc_str") or ""
+    asked, given, tres = gres_of(job), gres_of(job, is_given=True), _text(job, "tres_alloc_str") or ""
     limit_min = number(job.get("time_limit"))
     return {
         "time_limit_s": None if limit_min is None else limit_min * 60,
         "node_count": number(job.get("node_count")),
         "node_list": _text(job, "nodes") if is_running else None,
         "cpu_count": number(job.get("cpus")),
-        "gpu_count": parse_gpus(given).count if is_running else None,
+        "gpu_count": given.count if is_running else None,
         "gpu_count_req": asked.count,
-        "gpu_type": parse_gpus(given).type or asked.type or None,
-        "host_mem_alloc_mib": size_mib(parse_tres(given).get("mem", "")) or None,
+        "gpu_share_count": parse_shares(tres or _text(job, "tres_req_str") or ""),
+        "gpu_type": given.type or None,
+        "host_mem_alloc_mib": size_mib(parse_tres(tres).get("mem", "")) or None,
         "restarts": number(job.get("restart_cnt")),
     }
 

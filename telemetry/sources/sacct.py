@@ -8,7 +8,7 @@ seconds late that a job was eligible: such jobs come with the next run, which be
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from almanac.errors import CommandError, SourceError
 from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
+from almanac.tres import parse_gpus
 from almanac.units import DAY_S
 from telemetry.slurm.commands import Runner
 from telemetry.sources.base import RowBatch
@@ -51,9 +52,9 @@ def random_delimiter() -> str:
 class SacctSource:
     """Job records of one cluster. Needs the right to see all jobs (root, SlurmUser, or AdminLevel=Operator).
 
-    open_jobs: ids of jobs that the store holds without an end. Those that the span does not bring are asked for by
-    id, so that an end which slurmdbd learned late, or of long ago, is not missed. with_steps: the jobs of a batch whose
-    steps are read.
+    open_jobs: jobs that the store holds without an end: ids, and when each was submitted. Those that the span does not
+    bring are asked for by id, so that an end which slurmdbd learned late, or of long ago, is not missed. Slurm gives
+    ids again: what was submitted before is another job. with_steps: the jobs of a batch whose steps are read.
     """
 
     commands: Runner
@@ -61,7 +62,7 @@ class SacctSource:
     tiers: Sequence[Tier]
     config: Slurm
     clock: Callable[[], float]
-    open_jobs: Callable[[], Collection[int]] = tuple
+    open_jobs: Callable[[], Mapping[int, int]] = dict
     delimiter: Callable[[], str] = random_delimiter
     name: str = "sacct"
     with_steps: Callable[[pa.Table], pa.Table] = _all_of
@@ -81,15 +82,25 @@ class SacctSource:
             span = ["-S", _moment(start_s), "-E", _moment(end_s)]
             upto_s = end_s if end_s < until_s else None
             yield from self._jobs_and_steps(self._batch(span, names, seen, upto_s, end_s))
-        missing = sorted(set(self.open_jobs()) - seen)
-        for first in range(0, len(missing), IDS_PER_QUERY):
-            ids = ",".join(map(str, missing[first : first + IDS_PER_QUERY]))
-            yield from self._jobs_and_steps(self._batch(["-j", ids], names, seen, None, None))
+        missing = sorted((job_id, submit_s) for job_id, submit_s in self.open_jobs().items() if job_id not in seen)
+        for part in _parts(missing, IDS_PER_QUERY):
+            ids = ",".join(str(job_id) for job_id, _ in part)
+            yield from self._jobs_and_steps(self._batch(["-j", ids], names, seen, None, None, dict(part)))
 
     def _batch(
-        self, selection: list[str], names: Sequence[str], seen: set[int], upto_s: int | None, watermark_s: int | None
+        self,
+        selection: list[str],
+        names: Sequence[str],
+        seen: set[int],
+        upto_s: int | None,
+        watermark_s: int | None,
+        submitted_s: Mapping[int, int] | None = None,
     ) -> RowBatch:
-        """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch."""
+        """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch.
+
+        submitted_s: by id; records that were submitted before are of other jobs, and passed over. -S would do that in
+        sacct, but leaves out jobs that were never eligible.
+        """
         counts = Counts()
         delimiter = self.delimiter()
         query = [*self._base(selection), "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)]
@@ -97,11 +108,13 @@ class SacctSource:
         latest_s = int(self.clock()) + self.config.max_clock_skew_s
         rows = parse_text(text, delimiter, names, self.cluster, latest_s, counts)
         is_large = len(rows) > JSON_RECORDS
+        found = len(rows)
         if upto_s is not None:
-            later = [row for row in rows if row["end_s"] is None or row["end_s"] >= upto_s]
-            counts.seen -= len(later)
-            counts.kept -= len(later)
             rows = [row for row in rows if row["end_s"] is not None and row["end_s"] < upto_s]
+        if submitted_s is not None:
+            rows = [row for row in rows if row["submit_s"] >= submitted_s.get(row["job_id"], 0)]
+        counts.seen -= found - len(rows)
+        counts.kept -= found - len(rows)
         seen.update(row["job_id"] for row in rows)
         complete: list[dict[str, Any]] = []
         for part in _parts(rows, JSON_RECORDS):
@@ -228,7 +241,7 @@ def probe_accounting(commands: Runner) -> AccountingStatus:
         has_json=not json_error,
         json_error=json_error,
         jobs_last_day=len(jobs.split()),
-        tracks_gpus=None if tracked is None else "gres/gpu" in tracked.lower().split(","),
+        tracks_gpus=None if tracked is None else parse_gpus(tracked.lower()).count > 0,
     )
 
 

@@ -72,7 +72,7 @@ def parse_steps(
                 raise BadRowError("step without its job")
             if run not in runs:
                 continue
-            row = {"job_id": run[0], "submit_s": run[1], "step": step, **_row(value, latest_s)}
+            row = {"job_id": run[0], "submit_s": run[1], "step": step, **_row(value, latest_s, counts)}
         except BadRowError as error:
             if step is not None:
                 _drop(counts, error, line, delimiter)
@@ -116,7 +116,7 @@ def _run(value: dict[str, str]) -> Run | None:
     return None if submit_s is None else (int(value["JobIDRaw"]), submit_s)
 
 
-def _row(value: dict[str, str], latest_s: int) -> dict[str, Any]:
+def _row(value: dict[str, str], latest_s: int, counts: Counts) -> dict[str, Any]:
     start, end = parse_unix_time(value["Start"]), parse_unix_time(value["End"])
     if any(moment is not None and moment > latest_s for moment in (start, end)):
         raise BadRowError("in the future")
@@ -125,7 +125,7 @@ def _row(value: dict[str, str], latest_s: int) -> dict[str, Any]:
     exit_code = EXIT.fullmatch(value["ExitCode"])
     code, signal = map(int, exit_code.groups()) if exit_code else (None, None)
     return {
-        "state": parse_state(value["State"]),
+        "state": parse_state(value["State"], counts),
         "start_s": start,
         "end_s": end,
         "node_count": optional_number(value["NNodes"]),

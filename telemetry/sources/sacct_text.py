@@ -7,11 +7,11 @@ delimiter, and the first and last columns are Slurm's own. So no other field can
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from almanac.records import Counts
-from almanac.tres import Gpus, parse_gpus, parse_tres, size_mib
+from almanac.tres import Gpus, parse_gpus, parse_shares, parse_tres, size_mib
 from almanac.units import printable
 
 _FIRST = ("Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible")
@@ -31,7 +31,16 @@ COLUMNS = (*_FIRST, *_MIDDLE, "Constraints", "ExitCode")
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _JOB_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<task>[0-9]{1,10})|(?P<pending>_\[.*)|\+(?P<offset>[0-9]{1,5}))?")
-_STATE = re.compile(r"[A-Z_]+")
+_WORD = re.compile(r"[A-Z_]+")
+STATES = frozenset(
+    {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+    | {"BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REVOKED"}
+    | {"LAUNCH_FAILED", "RECONFIG_FAIL", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT"}
+    | {"STAGE_OUT", "STOPPED", "POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
+)
+"""Slurm's long names of job states (JOB STATE CODES in man sacct and man squeue)."""
+UNKNOWN_STATE = "state not understood"
+"""Why a record is kept without a state."""
 EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 _NO_TIME = ("Unknown", "None", "", "0")
 
@@ -59,7 +68,7 @@ def parse_text(
             continue
         counts.seen += 1
         try:
-            row = _row(line.split(delimiter), names, cluster, latest_s)
+            row = _row(line.split(delimiter), names, cluster, latest_s, counts)
         except BadRowError as error:
             counts.drop(str(error), example=printable(line.replace(delimiter, "|")))
             continue
@@ -70,7 +79,7 @@ def parse_text(
     return list(rows.values())
 
 
-def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int) -> dict[str, Any]:
+def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int, counts: Counts) -> dict[str, Any]:
     """One record. Raises BadRowError."""
     if len(values) != len(names):
         raise BadRowError("wrong number of fields")
@@ -78,6 +87,8 @@ def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int) -
     if value["Cluster"].lower() != cluster.lower():
         raise BadRowError("job of another cluster")
     row = {**_identity(value), **_times(value, latest_s), **_resources(value)}
+    row["state"] = parse_state(value["State"], counts)
+    note_shares(row, counts)
     for column, name in (("user", "User"), ("account", "Account"), ("partition", "Partition"), ("qos", "QOS")):
         row[column] = value[name] or None
     row["constraints"] = value["Constraints"]
@@ -88,7 +99,7 @@ def _row(values: list[str], names: Sequence[str], cluster: str, latest_s: int) -
 
 
 def _identity(value: dict[str, str]) -> dict[str, Any]:
-    """Job id, array and het ids, state. "13_0" is an array task, "89_[0-3%1]" its pending rest, "50+1" a het part."""
+    """Job id, array and het ids. "13_0" is an array task, "89_[0-3%1]" its pending rest, "50+1" a het part."""
     job_id = _JOB_ID.fullmatch(value["JobID"])
     if not job_id or not _NUMBER.fullmatch(value["JobIDRaw"]):
         raise BadRowError("job id is not a number")
@@ -99,7 +110,6 @@ def _identity(value: dict[str, str]) -> dict[str, Any]:
         "array_task_id": optional_number(job_id["task"] or ""),
         "het_job_id": int(job_id["job"]) if job_id["offset"] else None,
         "het_offset": optional_number(job_id["offset"] or ""),
-        "state": parse_state(value["State"]),
     }
 
 
@@ -156,6 +166,7 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
         "cpu_count": optional_number(value["AllocCPUS"]) or optional_number(value["ReqCPUS"]),
         "gpu_count": given.count if value["AllocTRES"] else None,
         "gpu_count_req": asked.count if value["ReqTRES"] else None,
+        "gpu_share_count": parse_shares(value["AllocTRES"] or value["ReqTRES"]),
         "cpu_count_req": optional_number(value["ReqCPUS"]) or None,
         "node_count_req": optional_number(parse_tres(value["ReqTRES"]).get("node", "")),
         "gpu_type": given.type or asked.type or None,
@@ -164,12 +175,33 @@ def _resources(value: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def parse_state(text: str) -> str:
-    """The first word of "CANCELLED by 1000". Raises BadRowError."""
-    state = _STATE.match(text)
-    if not state:
+def read_state(text: str) -> str | None:
+    """The state that a text names: the first word of "CANCELLED by 1000", or of what a narrow column left of it.
+
+    A beginning ("OUT_OF_ME+") is the state that alone begins so. None for any other word, and for a beginning that
+    several states share.
+    """
+    word = _WORD.match(text.strip().upper())
+    if word is None or word[0] in STATES:
+        return word[0] if word else None
+    found = [state for state in STATES if state.startswith(word[0])]
+    return found[0] if len(found) == 1 else None
+
+
+def parse_state(text: str, counts: Counts) -> str | None:
+    """As read_state; a word that is no state is noted. Raises BadRowError where there is no word."""
+    state = read_state(text)
+    if state is None and not _WORD.match(text):
         raise BadRowError("unreadable state")
-    return state[0]
+    if state is None:
+        counts.note(UNKNOWN_STATE, 1, printable(text, 80))
+    return state
+
+
+def note_shares(row: Mapping[str, Any], counts: Counts) -> None:
+    """Count a job with a part of a GPU: nothing says what it did with it."""
+    if row["gpu_share_count"]:
+        counts.note("with a part of a GPU (shard, mps): not measured", 1, f"job {row['job_id']}")
 
 
 def parse_node_list(text: str) -> str | None:

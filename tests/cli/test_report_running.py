@@ -126,6 +126,19 @@ def test_slurm_is_not_asked_for_a_job_that_has_ended(store: Path) -> None:
     assert find_jobs(app_of(store, Reader, runner=silent), ["11"]).stored == (11,)
 
 
+def test_a_number_that_slurm_gave_again_is_the_job_that_runs(store: Path) -> None:
+    """The store has a job of this number that ended long ago."""
+
+    class Later(Reader):
+        def now_s(self) -> int:
+            return NOW_S + 400 * 86_400
+
+    again = queued(11, submit_time=NOW_S + 400 * 86_400 - 900, start_time=NOW_S + 400 * 86_400 - 600)
+    found = find_jobs(app_of(store, Later, runner=lambda argv: json.dumps({"jobs": [again]}).encode()), ["11"])
+    assert (found.stored, [job.job_id for job in found.running]) == ((), [11])
+    assert find_jobs(app_of(store, Later, runner=silent), ["11"]).stored == (11,)
+
+
 @pytest.mark.parametrize("text", ["51", "99", "62_1", "60_9"])
 def test_another_users_running_job_is_as_unknown_as_one_that_never_was(store: Path, text: str) -> None:
     done = run(app_of(store), text)

@@ -132,7 +132,7 @@ def test_reading_again_changes_nothing(cluster: Cluster, tmp_path: Path) -> None
 def test_a_job_left_open_is_found_by_its_id_whatever_the_span(cluster: Cluster) -> None:
     job = cluster.lab.sbatch("alice", script=QUICK)
     cluster.lab.wait_for_jobs(job)
-    source = replace(accounting(cluster, open_jobs=lambda: [job]), config=Slurm(overlap_hours=0, read_steps=False))
+    source = replace(accounting(cluster, open_jobs=lambda: {job: 0}), config=Slurm(overlap_hours=0, read_steps=False))
     batches = list(source.read(86400, 86400 + 10))
     assert [batch.rows["job_id"].to_pylist() for batch in batches] == [[], [job]]
     assert batches[1].rows["state"].to_pylist() == ["COMPLETED"]

@@ -190,7 +190,9 @@ def remembered(commands: SiteCommands) -> Callable[[Sequence[str]], bytes]:
 def ended_records(site: Site, cluster: str, jobs: Collection[int], tiers: Sequence[Tier]) -> list[dict[str, Any]]:
     """Rows of the jobs table, once accounting has the end of every job."""
     config = Slurm(overlap_hours=0, read_steps=False)
-    source = SacctSource(SiteCommands(site), cluster, tiers, config, time.time, open_jobs=lambda: jobs)
+    source = SacctSource(
+        SiteCommands(site), cluster, tiers, config, time.time, open_jobs=lambda: dict.fromkeys(jobs, 0)
+    )
     rows: list[dict[str, Any]] = []
 
     def have_ended() -> bool:

@@ -13,6 +13,7 @@ from almanac.errors import StoreError
 from telemetry.history import HISTORY, load_history, load_history_table
 from telemetry.store.schema import JOBS, TABLES
 from telemetry.store.store import Store
+from telemetry.unasked_gpus import SQL, unasked_gpus
 
 METRICS = TABLES["job_metrics"].schema
 
@@ -39,6 +40,30 @@ def store(tmp_path: Path) -> Store:
     ]
     made.of("c").write("job_metrics", rows(METRICS, metrics))
     return made
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "nodes", "nodes_asked", "unasked"),
+    [
+        (4, 0, 1, 1, 4), (4, 1, 1, 1, 3), (4, 4, 1, 1, 0), (16, 0, 4, 4, 16), (4, None, 1, 1, None), (0, 0, 1, 1, None),
+        (None, 0, 1, 1, None), (16, 4, 4, 1, 0), (3, 3, 2, 1, 0), (16, 2, 4, 2, 12), (2, 4, 1, 1, 0),
+        (4, 1, None, None, 3),
+    ],
+)  # fmt: skip
+def test_gpus_that_a_job_did_not_ask_for(
+    tmp_path: Path,
+    given: int | None,
+    asked: int | None,
+    nodes: int | None,
+    nodes_asked: int | None,
+    unasked: int | None,
+) -> None:
+    """With more nodes than the fewest asked for come the GPUs asked for on each of them."""
+    assert unasked_gpus(given, asked, nodes, nodes_asked) == unasked
+    row = {"gpu_count": given, "gpu_count_req": asked, "node_count": nodes, "node_count_req": nodes_asked}
+    with Store.create(tmp_path / "s").of("c").connect() as db:
+        db.register("jobs", rows(JOBS, [{"job_id": 1, "submit_s": 1, **row}]))
+        assert db.sql(f"SELECT {SQL} FROM jobs").fetchall() == [(unasked,)]
 
 
 def test_the_same_jobs_in_the_same_order(store: Store) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from reports.job.context import _requeued
 from reports.job.facts import facts_of
 from reports.job.figures import figure_rows, slice_text
 from reports.job.ranks import SiteFigures
@@ -103,6 +104,15 @@ def test_a_requeued_job_is_its_last_run(reported: Any) -> None:
     assert [run["state"] for run in context.earlier_runs] == ["REQUEUED"]
     assert context.elapsed_s == 1200
     assert np.nanmean(context.series.util_pct) == pytest.approx(85, abs=1)
+
+
+def test_an_older_job_of_the_same_user_and_number_is_no_earlier_run(reported: Any) -> None:
+    """Slurm gives numbers again; a requeued job is submitted when its run before ends."""
+    context = reported.contexts["requeued"]
+    [earlier], job = context.earlier_runs, context.job
+    older = {**earlier, "submit_s": earlier["submit_s"] - 400 * 86_400, "end_s": earlier["end_s"] - 400 * 86_400}
+    assert _requeued([older, earlier], job) == (earlier,)
+    assert _requeued([older], job) == ()
 
 
 def test_jobs_come_in_the_order_asked_and_unknown_ones_are_left_out(reported: Any) -> None:

@@ -60,6 +60,18 @@ def test_a_smaller_tier_must_hold_every_run_of_the_family(reported: Any, rows: d
         assert (step == "try hbm40g") is expected
 
 
+@pytest.mark.parametrize(
+    ("given", "unasked", "step"),
+    [(4, 4, "avoid GPU nodes"), (4, 3, "check the GPUs"), (4, 0, "check the GPUs"), (None, None, "check the GPUs")],
+)
+def test_gpus_that_came_unasked_are_told_apart(
+    reported: Any, rows: dict[int, dict[str, Any]], given: int | None, unasked: int | None, step: str
+) -> None:
+    idle = {"verdict": "idle", "mean_gpu_util_pct": 0.0, "hbm_peak_mib": None}
+    row = {**rows[101], **idle, "gpu_count_alloc": given, "unasked_gpu_count": unasked}
+    assert steps(reported, [row]) == [step]
+
+
 def test_short_texts_fit_their_column(reported: Any) -> None:
     words = facts_of(reported.contexts["balanced"]).words | {
         "used_named": "128 GPUs", "larger_tier": "hbm80g", "smaller_tier": "hbm80g"

@@ -10,6 +10,7 @@ import pytest
 
 from reports.job.conclusions import conclude
 from reports.job.facts import facts_of
+from reports.job.figures import figure_rows
 from reports.job.rules import Rule, first_of_topics, packaged, rule_of
 
 EXPECTED = {
@@ -58,6 +59,42 @@ def test_texts_leave_no_braces_and_no_gaps(reported: Any) -> None:
         for text in (*conclusions.sentences, *(text for s in conclusions.suggestions for text in (s.advice, s.reason))):
             assert "  " not in text and not set("{}") & set(text), (name, text)
             assert text and not text[0].islower() and text.endswith((".", ")")), (name, text)
+
+
+IDLE = ["n1:0", "n1:1", "n1:2", "n1:3"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "idle", "rule", "said"),
+    [
+        (0, 4, "unasked_idle", "asked for no GPU"), (1, 4, "all_idle_unasked", "You asked for 1 GPU"),
+        (None, 4, "all_idle", "did nothing"), (4, 4, "all_idle", "did nothing"),
+        (0, 3, "idle_gpus_unasked", "You asked for no GPU, and got the others"),
+        (1, 3, "idle_gpus_unasked", "You asked for 1 GPU"), (4, 3, "idle_gpus", "3 of your 4 GPUs did nothing"),
+        (None, 3, "idle_gpus", "3 of your 4 GPUs did nothing"), (0, 0, "well_used", "Your GPUs were busy"),
+    ],
+)  # fmt: skip
+def test_gpus_that_nobody_asked_for_are_said_to_be_such(
+    reported: Any, asked: int | None, idle: int, rule: str, said: str
+) -> None:
+    """Whole nodes come with all their GPUs. Unknown is not: asked for none."""
+    context = reported.contexts["balanced"]
+    use = {"idle_gpus": IDLE[:idle], "mean_gpu_util_pct": 0.0 if idle == 4 else 90.0, "spatial_imbalance": 0.0}
+    job = {**context.job, "gpu_count_req": asked, "node_count_req": 1, "node_count": 1}
+    changed = dataclasses.replace(context, job=job, metrics={**context.metrics, **use}, advice=None)
+    conclusions = conclude(facts_of(changed))
+    assert rule in conclusions.rules
+    assert said in conclusions.summary
+    is_about_exclusive = any("--exclusive" in each.advice for each in conclusions.suggestions)
+    assert is_about_exclusive is rule.endswith("unasked") or rule == "unasked_idle"
+    assert ("requested)" in str(figure_rows(changed))) is (asked not in (None, 4))
+
+
+@pytest.mark.parametrize(("shares", "said"), [(8, "a part of a GPU (gres/shard"), (None, "had no GPU")])
+def test_a_part_of_a_gpu_is_not_called_no_gpu(reported: Any, shares: int | None, said: str) -> None:
+    context = reported.contexts["balanced"]
+    job = {**context.job, "gpu_count": 0, "gpu_count_req": 0, "gpu_share_count": shares}
+    assert said in conclude(facts_of(dataclasses.replace(context, job=job, advice=None))).summary
 
 
 def test_an_uneven_job_without_gpu_utilization_names_no_gpu(reported: Any) -> None:

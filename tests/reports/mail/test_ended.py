@@ -64,6 +64,11 @@ def test_a_requeued_job_is_over_with_its_last_run(store: Store) -> None:
     assert [each.is_last for each in look_up(store.of("test"), [run(1), again])] == [False, True]
 
 
+def test_a_job_of_another_user_with_the_same_number_is_no_later_run(store: Store) -> None:
+    write(store, row(1), row(1, submit_s=NOW_S - 50, start_s=NOW_S - 40, end_s=NOW_S - 20, user="bob"))
+    assert [each.is_last for each in look_up(store.of("test"), [run(1)])] == [True]
+
+
 def test_an_array_is_open_while_a_task_of_it_runs_or_pends(store: Store) -> None:
     task = row(11, array_job_id=10, array_task_id=0)
     ours = run(11, array_job_id=10)

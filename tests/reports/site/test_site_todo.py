@@ -19,7 +19,7 @@ from reports.site.faults import FaultItem, FaultSum, LimitItem
 from reports.site.page import render_site_page
 from reports.site.pseudonyms import pseudonym, site_key
 from reports.site.report import SiteReport, build_site_report
-from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
+from reports.site.summary import advice_table, compared_with, coverage_table, faults_table, summary_boxes
 from reports.site.tables import write_csv
 from reports.site.tasks import request_tasks, waste_tasks
 from reports.site.words import PageTable
@@ -120,6 +120,38 @@ def test_each_entry_says_what_to_ask_of_whom_and_then_why(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("asked", "util_pct", "idle", "fault", "action"),
+    [
+        (0, 0, 4, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use a partition without GPUs."),
+        (1, 0, 4, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use a partition without GPUs."),
+        (3, 0, 4, "idle job", "Ask alice to check that their program finds the GPUs, or to request none."),
+        (None, 0, 4, "idle job", "Ask alice to check that their program finds the GPUs, or to request none."),
+        (1, 50, 3, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use all 4."),
+        (0, 50, 3, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use all 4."),
+        (4, 50, 3, "GPUs never used", "Ask alice to request 1 GPU instead of 4, or to use all 4."),
+        (None, 50, 3, "GPUs never used", "Ask alice to request 1 GPU instead of 4, or to use all 4."),
+    ],
+)
+def test_gpus_that_nobody_asked_for_are_a_fault_of_their_own(
+    tmp_path: Path, asked: int | None, util_pct: float, idle: int, fault: str, action: str
+) -> None:
+    """Whole nodes come with all their GPUs. Unknown is not: asked for none."""
+    names = [f"n:{number}" for number in range(idle)]
+    metrics = [measured(1, util_pct, verdict="ok" if util_pct else "idle", idle_gpus=names)]
+    report = report_of(tmp_path, [job(1, 4, 10, gpu_count_req=asked)], metrics)
+    [task], [item] = waste_tasks(report, 9), report.faults.items
+    assert (item.fault, task.action) == (fault, action)
+    assert item.hours == pytest.approx(40 if idle == 4 and not asked else 30)
+
+
+def test_jobs_on_parts_of_gpus_are_left_out_by_name(tmp_path: Path) -> None:
+    parts = [job(number, 0, 1, gpu_share_count=8) for number in (2, 3)]
+    report = report_of(tmp_path, [job(1, 4, 10), *parts], [measured(1, 90)])
+    assert report.totals.total.jobs == 1
+    assert "0 jobs that had not ended, and 2 jobs on parts of GPUs (shard, mps)." in coverage_table(report).note
+
+
 def test_gpus_that_nobody_could_count_are_not_guessed(tmp_path: Path) -> None:
     """Two of the job's four GPUs had no samples, and one of the others was never used."""
     report = report_of(tmp_path, JOBS[:1], [measured(1, 50, gpus_seen=2, idle_gpus=["n:1"])])
@@ -199,14 +231,14 @@ def test_a_span_whose_jobs_were_removed_is_not_compared(tmp_path: Path) -> None:
 def test_use_is_not_compared_with_a_span_that_was_measured_less(tmp_path: Path) -> None:
     report = report_of(tmp_path, NOW[0] + OLDER, NOW[1] + OLDER_METRICS[:2])
     assert report.before.why_no_use == "60% of its GPU-hours were measured, and now 100% are"
-    assert [cells[-1] for cells in faults_table(report).cells] == ["not known"] * 3 + ["0"]
+    assert [cells[-1] for cells in faults_table(report).cells] == ["not known"] * 4 + ["0"]
     assert "from before" in summary_boxes(report)[1][2]
     assert "points" not in str(summary_boxes(report))
 
 
 def test_without_telemetry_nothing_is_said_to_be_0(tmp_path: Path) -> None:
     report = report_of(tmp_path, JOBS, [])
-    assert [cells[1:] for cells in faults_table(report).cells] == [["not known"] * 3] * 3 + [["4", "2", "248"]]
+    assert [cells[1:] for cells in faults_table(report).cells] == [["not known"] * 3] * 4 + [["4", "2", "248"]]
     page = render_site_page(report_of(tmp_path / "other", JOBS[:1], []))
     assert "Not known: no job was measured." in page
     assert "Nothing:" not in page

@@ -43,6 +43,7 @@ class Job:
     reason: str = "Resources"
     priority: int = 100
     submit_s: int = NOW_S - 7200
+    accounted_s: int | None = None
     start_s: int = 0
     restarts: int = 0
     partition: str = "gpu"
@@ -136,8 +137,9 @@ class FakeSlurm:
                 raise CommandError("squeue failed with exit code 1: slurm_load_jobs error: Invalid job id specified")
             jobs = [job for job in self.jobs.values() if self.is_old or job.job_id in asked]
             return json.dumps({"jobs": [job.record(self.is_old) for job in jobs]}).encode()
-        if match := re.fullmatch(r"sacct -j ([0-9]+) -nPX -o SubmitLine", command):
-            return self.jobs[int(match[1])].line.encode()
+        if match := re.fullmatch(r"sacct -j ([0-9]+) -nPX -o Submit,SubmitLine", command):
+            job = self.jobs[int(match[1])]
+            return f"{job.accounted_s or job.submit_s}|{job.line}\n".encode()
         raise AssertionError(f"unknown command: {command}")
 
     def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:

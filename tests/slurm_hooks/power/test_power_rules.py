@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import CommandError
+from slurm_hooks.power.bmc_guard import parse_states, why_not_on
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState, load, save
 from slurm_hooks.power.nodes import REASON, Surroundings, flags_of, power_nodes
@@ -30,6 +31,8 @@ from slurm_hooks.power.plan import NodeSelection, Rules, failures_of, kept_on, s
 from slurm_hooks.power.planning import Planner
 from slurm_hooks.power.run import PowerRun
 from telemetry.slurm.backend import Node, Reservation
+from telemetry.slurm.node_states import is_in_service
+from telemetry.slurm.queue_json import nodes_of
 
 EXAMPLES = int(os.environ.get("ALMANAC_POWER_EXAMPLES", "2000"))
 """Random states of a cluster; 100,000 take some minutes."""
@@ -259,6 +262,32 @@ def test_a_power_up_that_nothing_follows_is_stale() -> None:
     assert flags_of(frozenset({"ALLOCATED", "POWER_UP"})) == NodeFlag.BUSY
     for more in ("POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "NOT_RESPONDING"):
         assert flags_of(frozenset({"IDLE", "POWER_UP", more})) & NodeFlag.BOOTING
+
+
+@pytest.mark.parametrize(
+    ("request_flags", "wakes"),
+    [
+        (("POWER_DOWN",), True), (("POWER_DRAIN",), True), (("POWER_DOWN", "POWER_DRAIN", "NOT_RESPONDING"), True),
+        (("POWER_DOWN", "POWERING_DOWN"), False), (("POWER_DOWN", "DRAIN"), False), (("POWER_DOWN", "POWER_UP"), False),
+    ],
+)  # fmt: skip
+def test_a_request_to_power_down_beside_its_fulfillment_is_done(request_flags: tuple[str, ...], wakes: bool) -> None:
+    """power_down_force leaves POWER_DOWN on a node that sleeps."""
+    record = {"state": ["IDLE", "CLOUD", "POWERED_DOWN", *request_flags], "reason": REASON, "partitions": ["gpu"]}
+    nodes = {node.name: node for node in nodes_of([{"name": f"n{number}", **record} for number in range(4)])}
+    limits = PowerLimits(warm_minimum=0, cycles_per_day=4, cooldown_s=0)
+    chosen = select(power_nodes([*nodes], nodes, Surroundings(), 0), 2, 0, Rules(limits), 0)
+    assert (chosen.wake, chosen.short) == ((("n0", "n1"), 0) if wakes else ((), 2))
+    shown = "+".join(record["state"])
+    assert (why_not_on(parse_states(f"NodeName=n0 Arch=x State={shown} X=1")["n0"]) == "") is (
+        wakes or "POWERING_DOWN" not in request_flags
+    )
+
+
+def test_a_stale_request_to_power_up_keeps_no_node_out_of_service() -> None:
+    [node] = nodes_of([{"name": "n1", "state": ["IDLE", "POWER_UP"]}])
+    assert is_in_service(node.states)
+    assert not is_in_service(nodes_of([{"name": "n1", "state": ["IDLE", "POWER_UP", "POWERED_DOWN"]}])[0].states)
 
 
 times = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)

@@ -106,6 +106,20 @@ def test_the_queue_is_nodes_times_predicted_minutes(tmp_path: Path) -> None:
     assert found.queued.tolist() == [20, 20 + 40 + 2, 40 + 2, 40, most, 0]
 
 
+def test_jobs_fill_nodes_by_their_parts_of_gpus(tmp_path: Path) -> None:
+    """As for pending jobs now: a node has as many as one run had of them."""
+    half, whole = ({"gpu_count": 0, "gpu_count_req": 0, "cpu_count": 1, "gpu_share_count": n} for n in (4, 8))
+    ran = [
+        record(1, -4000, 0, 4001, "n1", whole),
+        record(2, -3000, 0, 3001, "n2", {"gpu_count": 0, "gpu_count_req": 0}),
+    ]
+    for number, (more, wanted) in enumerate(((half, 1), (whole, 2))):
+        rows = [*ran, *(record(n, 0, 120, 60, "n3", more) for n in (3, 4))]
+        assert (
+            demand(Store.create(tmp_path / str(number)), rows, T0 + 3600, T0, T0 + 120).wanted.tolist() == [wanted] * 2
+        )
+
+
 def test_of_a_queue_with_a_job_of_unknown_length_nothing_is_said(tmp_path: Path) -> None:
     rows = [record(1, 0, 120, 60, "n1", {}), record(2, 60, 180, 60, "n2", {})]
     rows.append(record(3, -1000, 0, 3000, "n3", {}))

@@ -14,6 +14,8 @@ from almanac.errors import ConfigError
 from almanac.power_config import NodeSet
 from almanac.records import Counts
 from telemetry.slurm.backend import Node, PendingJob
+from telemetry.slurm.gpu_queue import gpu_jobs
+from telemetry.slurm.gres_queue import gres_queue
 from telemetry.slurm.node_sets import (
     LiveDemand,
     can_serve,
@@ -23,7 +25,10 @@ from telemetry.slurm.node_sets import (
     members,
     wants_nodes,
 )
+from telemetry.slurm.placement_queue import queue_jobs
 from telemetry.slurm.queue_json import nodes_of, pending_jobs, task_count
+from telemetry.slurm.queue_snapshot import live_queue
+from telemetry.sources.live_jobs import live_jobs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/slurm"
 RELEASES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
@@ -176,6 +181,67 @@ def test_nodes_with_two_types_of_gpus() -> None:
     assert wanted_nodes(nodes, [job(gpu_type="v100", gpus_per_node=2, gpu_count=2)]) == 1
     assert wanted_nodes(nodes, [job(gpu_type="v100", gpus_per_node=4, gpu_count=4)]) == 0
     assert wanted_nodes(nodes, [job(gpus_per_node=6, gpu_count=6)]) == 1
+
+
+def record(number: int = 1, **given: Any) -> dict[str, Any]:
+    """A pending record of a site without gres/gpu in AccountingStorageTRES."""
+    plain = {"job_id": number, "submit_time": 100, "job_state": ["PENDING"], "user_name": "u", "name": "x", "cpus": 8}
+    more = {"tres_req_str": "cpu=8,mem=4G,node=1,billing=8", "node_count": 1, "partition": "all", "priority": 1}
+    return {**plain, **more, "state_reason": "Resources", **given}
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ({"tres_per_job": "gres/gpu:8"}, 8), ({"tres_per_job": "gres:gpu:a100:8"}, 8),
+        ({"tres_per_node": "gres/gpu:8"}, 8),
+        ({"tres_per_node": "gres:gpu:4", "node_count": {"set": True, "infinite": False, "number": 2}}, 8),
+        ({"tres_per_task": "cpu=1,gres/gpu=2", "tasks": 4}, 8), ({"tres_per_task": "gres:gpu:8"}, 8),
+        ({"tres_per_socket": "gres/gpu:4", "sockets_per_node": 2}, 8), ({"tres_per_node": "gres:gpu"}, 1),
+        ({"tres_per_job": "gres/gpu:8", "tres_per_node": "gres/gpu:2"}, 8), ({"tres_per_node": "license:x:8"}, 0),
+        ({"tres_req_str": "cpu=8,gres/gpu:a100=8"}, 8), ({"tres_req_str": "cpu=8,gres/gpu=8", "tres_per_job": "x"}, 8),
+    ],
+)  # fmt: skip
+def test_gpus_that_slurms_sums_leave_out_are_read_from_the_request(asked: dict[str, Any], count: int) -> None:
+    data = json.dumps({"jobs": [record(**asked)]}).encode()
+    [job] = pending_jobs(data, "lab", Counts())
+    assert job.gpu_count == count
+    assert [each.gpu_count for each in gpu_jobs(data)] == [count] * (count > 0)
+    assert [each.request.gpu_count for each in live_queue(data, "lab").jobs] == [count] * (count > 0)
+    assert bool(gres_queue(data, "lab").jobs[0].asked_types) is (count > 0)
+
+
+@pytest.mark.parametrize(
+    ("gres", "asked", "wanted"),
+    [
+        ("gpu:a100:8", {"tres_per_job": "gres/gpu:8"}, 6),
+        ("gpu:a100:1,shard:a100:8", {"tres_req_str": "cpu=8,gres/shard=8", "tres_per_node": "gres/shard:8"}, 6),
+        ("gpu:a100:1,shard:a100:8", {"tres_per_node": "gres/shard:8"}, 6),
+        ("gpu:a100:1,shard:8(S:0)", {"tres_per_node": "gres:shard:4"}, 3),
+        ("gpu:a100:1,shard:8", {"tres_per_node": "gres/shard"}, 1),
+        ("gpu:a100:1,mps:100", {"tres_per_node": "gres/mps:50"}, 3),
+        ("gpu:a100:1,shard:8", {"tres_per_node": "gres/shard:9"}, 0),
+        ("gpu:a100:1", {"tres_per_node": "gres/shard:1"}, 0),
+    ],
+)
+def test_nodes_that_parts_of_gpus_fill(gres: str, asked: dict[str, Any], wanted: int) -> None:
+    """Six jobs; nodes with more CPUs than they need."""
+    nodes = [node(f"n{number}", gres=gres, cpu_count=128) for number in range(10)]
+    data = json.dumps({"jobs": [record(number, **asked) for number in range(1, 7)]}).encode()
+    assert wanted_nodes(nodes, pending_jobs(data, "lab", Counts())) == wanted
+
+
+def test_a_running_job_has_the_gpus_of_its_whole_nodes_in_every_reader() -> None:
+    """-N4 --exclusive, recorded: it asked for no GPU, and was given 16."""
+    data = (FIXTURES / "22.05.8/queue.json").read_bytes()
+    [job] = [each for each in queue_jobs(data, "lab")[0] if each.is_running]
+    assert (job.record.gpu_count, job.record.gpu_type, job.given) == (16, "a100", {"a100": 16})
+    assert [each.gpu_count for each in gpu_jobs(data) if not each.is_pending] == [16]
+    assert [each.request.gpu_count for each in live_queue(data, "lab").jobs if each.start_s] == [16]
+    untracked = data.replace(b",gres/gpu=16,gres/gpu:a100=16", b"")
+    assert untracked != data
+    assert [each.gpu_count for each in gpu_jobs(untracked) if not each.is_pending] == [16]
+    assert [each.row["gpu_count"] for each in live_jobs(lambda _: untracked, [2060], 2**31)] == [16]
 
 
 @pytest.mark.parametrize(

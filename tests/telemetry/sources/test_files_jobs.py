@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -20,10 +21,12 @@ from almanac.errors import FileFormatError
 from almanac.names import name_key
 from almanac.records import Counts
 from telemetry.sources.blocks import _ValidText
-from telemetry.sources.file_jobs import STATES, read_jobs
+from telemetry.sources.file_jobs import LOCAL, read_jobs
 from telemetry.sources.files import FileSource
-from telemetry.sources.layouts import layouts
-from telemetry.store.schema import JOBS
+from telemetry.sources.layouts import Kind, layouts
+from telemetry.sources.sacct_text import STATES
+from telemetry.store.schema import JOBS, TABLES, TELEMETRY
+from telemetry.store.store import Store
 
 EVER = (-(2**40), 2**40)
 NOW_S = 1_790_002_800
@@ -252,12 +255,138 @@ def test_a_parquet_file_that_breaks_off_keeps_what_came_before(tmp_path: Path) -
     assert got == [50_000]
 
 
-def test_own_columns_survive_a_round_trip(tmp_path: Path) -> None:
-    job = dict.fromkeys(JOBS.names) | {"job_id": 5, "submit_s": 10, "start_s": 20, "end_s": 50, "name": "a-1"}
-    job |= {"elapsed_s": 30, "name_key": "a-#", "state": "TIMEOUT", "gpu_count": 2, "used_mem_mib": 1.5, "user": "eve"}
-    path = tmp_path / "jobs.parquet"
-    pq.write_table(pa.Table.from_pylist([job], schema=JOBS), path)
-    assert read(path)[0] == [job]
+def full_row(schema: pa.Schema, **given: Any) -> dict[str, Any]:
+    """A row with a value in each column; no two numbers are alike, and floats are exact in 32 bits."""
+    of_type = {pa.string(): lambda n: f"text {n}", pa.bool_(): lambda _: True, pa.float32(): lambda n: n + 0.5}
+    of_type |= {pa.float64(): of_type[pa.float32()], pa.list_(pa.string()): lambda n: [f"text {n}"]}
+    row = {field.name: of_type.get(field.type, int)(n) for n, field in enumerate(schema, 1)}
+    row |= {name: [row["job_id"]] for name in schema.names if pa.types.is_list(schema.field(name).type)
+            and pa.types.is_integer(schema.field(name).type.value_type)}  # fmt: skip
+    return row | given
+
+
+def write_csv(path: Path, table: pa.Table) -> Path:
+    pa.csv.write_csv(table, path)
+    return path
+
+
+def write_parquet(path: Path, table: pa.Table) -> Path:
+    pq.write_table(table, path)
+    return path
+
+
+FULL = {
+    "jobs": full_row(JOBS, submit_s=100, eligible_s=100, start_s=110, end_s=170, elapsed_s=60, state="OUT_OF_MEMORY")
+    | {"name": "a-1", "name_key": "a-#"},
+    "telemetry": full_row(
+        TELEMETRY, host="n1", mig="7", mig_profile="1g.10gb", gpu=2, job_label=9, hbm_used_mib=10.5, hbm_total_mib=20.5
+    )
+    | {"hbm_total_mib": 20.5}
+    | {name: 0.5 for name in TELEMETRY.names if name.endswith("_frac")},
+}
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+@pytest.mark.parametrize("kind", ["jobs", "telemetry"])
+def test_every_column_survives_an_import(tmp_path: Path, kind: Kind, write: Callable[[Path, pa.Table], Path]) -> None:
+    schema = TABLES[kind].schema
+    other = {name: not value for name, value in FULL[kind].items() if schema.field(name).type == pa.bool_()}
+    wanted = pa.Table.from_pylist([FULL[kind], *([{**FULL[kind], **other}] if other else [])], schema=schema)
+    batches = list(FileSource(write(tmp_path / kind, wanted), kind, clock=lambda: NOW_S).read(*EVER))
+    found = pa.concat_tables([batch.rows for batch in batches if batch.rows.num_rows]).cast(schema)
+    assert found.to_pylist() == wanted.to_pylist()
+    assert {note for batch in batches for note in batch.counts.notes} <= {
+        "with a part of a GPU (shard, mps): not measured"
+    }
+    assert not any(batch.counts.dropped for batch in batches)
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLES)))
+def test_every_column_survives_the_store(tmp_path: Path, name: str) -> None:
+    row = FULL.get(name) or full_row(TABLES[name].schema)
+    store = Store.create(tmp_path / "store").of("c")
+    store.write(name, pa.Table.from_pylist([row], schema=TABLES[name].schema))
+    assert store.read(name).select(TABLES[name].schema.names).to_pylist() == [row]
+
+
+@pytest.mark.parametrize("text", ["", "None", "nan", "N/A", "Unknown", " padded "])
+def test_a_text_in_parquet_is_never_taken_for_missing(tmp_path: Path, text: str) -> None:
+    table = pa.table({"job_id": [1], "submit_s": [100], "name": [text], "gpu_type_req": [text]})
+    [row], _ = read(write_parquet(tmp_path / "jobs.parquet", table))
+    assert (row["name"], row["gpu_type_req"]) == (text, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("True", True), ("FALSE", False), ("1", True), ("0", False), ("no", False), ("", None)],
+)
+def test_truth_values_as_people_write_them(tmp_path: Path, text: str, value: bool | None) -> None:
+    [row], counts = read(write(tmp_path / "jobs.csv", "job_id,submit_s,refuses_mail", f"1,100,{text}"))
+    assert row["refuses_mail"] is value and not counts.notes
+
+
+def test_a_truth_value_that_is_none_costs_itself(tmp_path: Path) -> None:
+    [row], counts = read(write(tmp_path / "jobs.csv", "job_id,submit_s,refuses_mail,user", "1,100,maybe,eve"))
+    assert (row["refuses_mail"], row["user"]) == (None, "eve")
+    assert counts.notes == {"refuses_mail not understood": 1}
+
+
+@pytest.mark.parametrize(
+    ("cut", "state"),
+    [
+        ("OUT_OF_ME+", "OUT_OF_MEMORY"), ("CANCELLED+", "CANCELLED"), ("CANCELLED b+", "CANCELLED"),
+        ("O+", "OUT_OF_MEMORY"), ("NODE_FA+", "NODE_FAIL"), ("OUT_OF_", "OUT_OF_MEMORY"), ("TIMEOU+", "TIMEOUT"),
+        ("COMPLETED+", "COMPLETED"), ("COMPLE+", None), ("RE+", None), ("REQUEUE+", None),
+        ("OUT_OF_TIME", None), ("+", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("write", [write_csv, write_parquet])
+def test_a_state_cut_short_is_read_where_only_one_begins_so(
+    tmp_path: Path, cut: str, state: str | None, write: Callable[[Path, pa.Table], Path]
+) -> None:
+    [row], counts = read(write(tmp_path / "jobs", pa.table({"job_id": [1], "submit_s": [100], "state": [cut]})))
+    assert row["state"] == state
+    assert counts.notes == ({} if state else {"state not understood": 1})
+
+
+TIMES = "JobIDRaw,State,Submit,Start,End,Elapsed,Suspended,ReqTRES,AllocTRES,AllocGRES"
+
+
+@pytest.mark.parametrize(
+    ("times", "ran_s", "notes"),
+    [
+        ("2026-07-25T02:30:00,2026-07-25T02:50:00,2026-07-25T02:10:00,00:20:00,", 1200, {LOCAL: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:50:00,2026-07-25T02:10:00,01:20:00,", 4800, {LOCAL: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:10:00,00:40:00,", 2400, {LOCAL: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T02:10:00,01:10:00,", 4200, {LOCAL: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:10:00,00:40:00,01:00:00", 6000, {}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:10:00,00:50:00,", 6000, {}),
+        ("2026-07-25T01:30:00Z,2026-07-25T01:30:00Z,2026-07-25T03:10:00Z,00:40:00,", 6000, {}),
+        ("1784943000,1784943000,1784949000,00:40:00,", 6000, {}),
+        ("1784943000,1784943000,1784949000,05:40:00,", 6000, {"with more elapsed time than end - start": 1}),
+    ],
+)
+def test_a_change_of_the_clock_shows_that_times_are_local(
+    tmp_path: Path, times: str, ran_s: int, notes: dict[str, int]
+) -> None:
+    [row], counts = read(write(tmp_path / "jobs.csv", TIMES, f"1,COMPLETED,{times},,,"))
+    assert (row["end_s"] - row["start_s"], counts.notes) == (ran_s, notes)
+
+
+def test_a_contradiction_of_times_without_a_zone_says_what_to_do(tmp_path: Path) -> None:
+    line = "1,COMPLETED,2026-07-25T02:59:00,2026-07-25T02:05:00,2026-07-25T02:20:00,00:15:00,,,,"
+    rows, counts = read(write(tmp_path / "jobs.csv", TIMES, line))
+    assert not rows and "TZ=UTC" in next(iter(counts.dropped))
+
+
+def test_gpus_are_read_from_the_column_that_names_them(tmp_path: Path) -> None:
+    """AllocTRES names none where AccountingStorageTRES lacks gres/gpu."""
+    lines = [f"{n},COMPLETED,100,110,170,60,,cpu=8,{given}" for n, given in ((1, "cpu=8,gpu:4"), (2, "cpu=8,"))]
+    rows, _ = read(write(tmp_path / "jobs.csv", TIMES, *lines))
+    assert [row["gpu_count"] for row in rows] == [4, 0]
+    shards = "3,COMPLETED,100,110,170,60,,cpu=8,cpu=8,shard:8"
+    [row], counts = read(write(tmp_path / "jobs.csv", TIMES, shards))
+    assert (row["gpu_count"], row["gpu_share_count"], len(counts.notes)) == (0, 8, 1)
 
 
 CELL = st.one_of(

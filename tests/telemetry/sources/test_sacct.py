@@ -316,10 +316,22 @@ def test_a_late_end_is_looked_for_before_the_span(runner: Recorded) -> None:
 
 
 def test_jobs_left_open_are_asked_for_by_id(runner: Recorded) -> None:
-    batches = read(runner, open_jobs=lambda: [1, 987_654, 987_655])
+    batches = read(runner, open_jobs=lambda: {1: 0, 987_654: 0, 987_655: 0})
     [query] = [argv for argv in runner.asked if "-P" in argv and "-j" in argv]
     assert query[query.index("-j") + 1] == "987654,987655" and "-S" not in query
     assert len(batches) == 2 and batches[1].watermark_s is None
+
+
+def test_a_job_of_the_same_number_from_before_is_another_job(runner: Recorded) -> None:
+    """Slurm gives numbers again: the answer to a number holds whatever ever had it."""
+    [first] = read(runner)
+    submitted = dict(zip(first.rows["job_id"].to_pylist(), first.rows["submit_s"].to_pylist(), strict=True))
+    at_s = sorted(set(submitted.values()))[1]
+    none_in_span = {"since_s": runner.now_s, "config": Slurm(overlap_hours=0, read_steps=False)}
+    [batch] = read(runner, **none_in_span, open_jobs=lambda: dict.fromkeys(submitted, at_s))
+    assert 0 < batch.rows.num_rows < first.rows.num_rows
+    assert min(batch.rows["submit_s"].to_pylist()) >= at_s
+    assert batch.counts.seen == batch.counts.kept + batch.counts.dropped.total()
 
 
 def test_many_records_get_their_names_by_parts(runner: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def test_the_whole_of_a_row() -> None:
         "submit_s": 1799990000, "eligible_s": 1799990050, "start_s": 1799990100, "end_s": 1799990400,
         "elapsed_s": 300, "time_limit_s": 3600,
         "node_count": 2, "node_list": "n[1-2]", "cpu_count": 64, "gpu_count": 8, "gpu_count_req": 8,
+        "gpu_share_count": None,
         "cpu_count_req": 2, "node_count_req": 2, "gpu_type": "a100", "gpu_type_req": "", "constraints": "gpu&hbm80g",
         "restarts": None, "exit_code": 0, "exit_signal": 15, "host_mem_alloc_mib": 64000.0,
     }  # fmt: skip
@@ -94,6 +95,26 @@ def test_array_and_het_ids(job_id: str, expected: tuple[int | None, ...]) -> Non
 @pytest.mark.parametrize("limit", ["UNLIMITED", "Partition_Limit", ""])
 def test_a_limit_that_is_no_number_is_none(limit: str) -> None:
     assert parse(line(TimelimitRaw=limit))[0][0]["time_limit_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "shares"),
+    [
+        ("cpu=8,gres/shard=8", "cpu=8,gres/shard=8", 8), ("cpu=8,gres/shard=8", "", 8),
+        ("cpu=8", "cpu=8,gres/shard:a100=4,gres/shard=4", 4), ("cpu=8,gres/mps=50", "cpu=8,gres/mps=50", 50),
+        ("cpu=8,gres/gpu=1", "cpu=8,gres/gpu=1", None),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_gpu_is_counted_as_such(asked: str, given: str, shares: int | None) -> None:
+    [row], counts = parse(line(ReqTRES=asked, AllocTRES=given))
+    assert row["gpu_share_count"] == shares
+    assert list(counts.notes) == (["with a part of a GPU (shard, mps): not measured"] if shares else [])
+
+
+@pytest.mark.parametrize(("cut", "state"), [("OUT_OF_ME+", "OUT_OF_MEMORY"), ("NODE_FA+", "NODE_FAIL"), ("RE+", None)])
+def test_a_state_cut_short_is_read_as_in_files(cut: str, state: str | None) -> None:
+    [row], counts = parse(line(State=cut))
+    assert (row["state"], counts.notes) == (state, {} if state else {"state not understood": 1})
 
 
 def test_who_cancelled_is_no_part_of_the_state() -> None:
