@@ -21,6 +21,7 @@ from telemetry.store.marks import StaleRun
 OVERTIME_S = 3600
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition", "time_limit_s",
+    "gpu_type", "gpu_type_req",
 )  # fmt: skip
 
 
@@ -150,6 +151,7 @@ def _jobs(runs: pa.Table) -> list[JobRun]:
             hosts=hosts(row["node_list"]),
             account=row["account"] or "",
             partition=row["partition"] or "",
+            gpu_type=row["gpu_type"] or row["gpu_type_req"] or "",
         )
         for row in runs.to_pylist()
     ]
