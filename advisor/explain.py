@@ -225,6 +225,8 @@ _EXCLUDED = {
     "low coverage": ("", " with low coverage"),
     "no telemetry": ("", " without telemetry"),
     "preallocated memory": ("", " with preallocated memory"),
+    "possibly preallocated memory": ("", " with possibly preallocated memory"),
+    "GPU memory size unknown": ("", " on GPUs of unknown memory size"),
 }
 """Words before and after "runs", by reason."""
 _CASES = {

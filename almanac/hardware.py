@@ -1,4 +1,4 @@
-"""Peaks of GPU models, from `hardware.toml`. A model that is not there has no peaks: no verdict, said so."""
+"""Peaks of GPU models, from `hardware.toml`. A model that is not there has no peaks; all else is measured."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from functools import cache
 from importlib import resources
 
 from almanac.mig import mig_models
+from almanac.units import printable
 
 UNKNOWN_MAX_POWER_W = 2000.0
 """`max_power_w` of a card that is not in the table."""
-_NEAR = 0.15
+NEAR = 0.15
+"""The memory of a GPU as sold and as measured differ by less than this share: ECC and the driver take some."""
 _OF_SLICE = re.compile(r"\s+MIG\s+\S+$", re.I)
 """What NVML appends to the name of a MIG instance: "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
 
@@ -57,10 +59,10 @@ def find_gpu_model(label: str, total_mib: float | None = None, *, is_slice: bool
     memory only tells apart sizes with one label: that of a profile of exactly one of them, within 15%.
     is_slice: None if not known; a slice then has the memory of a profile of this model.
     """
-    name = _OF_SLICE.sub("", label.strip())
+    name = model_text(label)
     fits = [m for m in gpu_models().values() if any(re.fullmatch(p, name, re.I) for p in m.patterns)]
     if total_mib is not None:
-        whole = [m for m in fits if abs(total_mib / m.hbm_mib - 1) <= _NEAR]
+        whole = [m for m in fits if abs(total_mib / m.hbm_mib - 1) <= NEAR]
         if is_slice is False or (whole and is_slice is None):
             fits = whole
         elif is_slice is None or len(fits) > 1:
@@ -68,8 +70,13 @@ def find_gpu_model(label: str, total_mib: float | None = None, *, is_slice: bool
     return fits[0] if len(fits) == 1 else None
 
 
+def model_text(label: str) -> str:
+    """Return an exporter's modelName label without a slice's profile and without control characters."""
+    return printable(_OF_SLICE.sub("", label.strip()), 80)
+
+
 def _has_slice(model: GpuModel, total_mib: float) -> bool:
     """Whether a MIG profile of the model has this memory."""
     mig = mig_models().get(model.name)
     sizes = [profile.memory_gib for profile in mig.profiles if profile.memory_gib] if mig else []
-    return any((1 - _NEAR) * low * 1024 <= total_mib <= (1 + _NEAR) * high * 1024 for low, high in sizes)
+    return any((1 - NEAR) * low * 1024 <= total_mib <= (1 + NEAR) * high * 1024 for low, high in sizes)

@@ -24,6 +24,8 @@ _PROFILE = re.compile(
 without it [a-z] also takes the Kelvin sign.
 """
 
+_SIZE = re.compile(r"([1-7])g\.([0-9]+)gb(.*)")
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -88,6 +90,38 @@ def profile_name(gres_type: str) -> str | None:
     """
     found = _PROFILE.fullmatch(gres_type)
     return found["name"].lower() if found else None
+
+
+def is_same_profile(one: str, other: str) -> bool:
+    """Return True if two texts can name one profile: an exporter's gigabytes can be off, as 1g.11gb of 1g.12gb is.
+
+    Profiles of one model with as many compute slices differ by half of their memory or more, or by an extension.
+    """
+    found = [_SIZE.fullmatch(profile_name(text) or "") for text in (one, other)]
+    if not all(found):
+        return one == other
+    (a, a_gb, a_more), (b, b_gb, b_more) = (match.groups() for match in found if match)
+    return (a, a_more) == (b, b_more) and max(int(a_gb), int(b_gb)) < 1.5 * min(int(a_gb), int(b_gb))
+
+
+def real_profile(named: str | None, model_name: str | None, gres_type: str = "") -> str | None:
+    """Return the name of a MIG slice's profile, from the name that an exporter gives it; None where nothing names it.
+
+    Slurm's GRES type wins over the model's nearest profile, and that over the exporter's text.
+    """
+    asked = profile_name(gres_type)
+    if asked and (not named or is_same_profile(asked, named)):
+        return asked
+    model = mig_models().get(model_name or "")
+    if not named or model is None:
+        return named
+    alike = [profile.name for profile in model.profiles if is_same_profile(profile.name, named)]
+    return min(alike, key=lambda name: abs(_gigabytes(name) - _gigabytes(named)), default=named)
+
+
+def _gigabytes(profile: str) -> int:
+    found = _SIZE.fullmatch(profile_name(profile) or "")
+    return int(found[2]) if found else 0
 
 
 def compute_slices(gres_type: str) -> int | None:

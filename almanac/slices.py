@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from almanac.hardware import NEAR
 from almanac.mig import Profile, mig_models
 from almanac.submit_config import Tier
 
@@ -52,14 +53,24 @@ def slice_share(tier: Tier, model_name: str) -> SliceShare | None:
 
 
 def real_capacities(tiers: Sequence[Tier], measured_mib: Mapping[str, float] | None = None) -> tuple[Tier, ...]:
-    """The tiers, by size, with slices at most as large as they really are. measured_mib: by GRES type.
+    """The tiers, by size, at most as large as their GPUs really are. measured_mib: by GRES type of a slice, and by name
+    of another tier.
 
     A nominal name is no capacity: "1g.10gb" holds 9.5 GiB, and "1g.18gb" 16. Without a measured capacity the least
     published one counts; where none was published, the configured one stays.
     """
     known = measured_mib or {}
-    changed = [_with_capacity(tier, known.get(tier.gres)) if tier.is_slice else tier for tier in tiers]
+    changed = [
+        _with_capacity(tier, known.get(tier.gres)) if tier.is_slice else _as_measured(tier, known.get(tier.name))
+        for tier in tiers
+    ]
     return tuple(sorted(changed, key=lambda tier: (tier.capacity_mib, tier.name)))
+
+
+def _as_measured(tier: Tier, measured_mib: float | None) -> Tier:
+    """A tier of whole GPUs. Its job can have got another GPU, whose memory is not the tier's."""
+    is_own = measured_mib is not None and (1 - NEAR) * tier.capacity_mib <= measured_mib < tier.capacity_mib
+    return dataclasses.replace(tier, capacity_mib=int(measured_mib)) if measured_mib and is_own else tier
 
 
 def _with_capacity(tier: Tier, measured_mib: float | None) -> Tier:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMARISED
+from telemetry.metrics.preallocation import reserved_share_sql
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import names_sql
 from telemetry.store.schema import JOBS
@@ -55,10 +56,17 @@ _OF_ACCOUNTING = {
 _OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_ACCOUNTING}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
+_JOBSTATS = reserved_share_sql("j.jobstats_hbm_peak_mib", "j.jobstats_hbm_total_mib")
+_EVIDENCE = f"""CASE WHEN m.is_preallocated THEN 'preallocated'
+            WHEN m.hbm_peak_mib IS NOT NULL
+            THEN CASE WHEN NOT m.is_preallocated THEN 'telemetry' ELSE 'unclear' END
+            WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL
+            THEN CASE WHEN NOT ({_JOBSTATS}) THEN 'jobstats' ELSE 'unclear' END ELSE 'none' END"""
+"""unclear: a peak that may be what a framework reserved, so that it does not show the need."""
 _SPECIAL = {
     **_OF_ACCOUNTING,
-    "hbm_peak_frac": """CASE WHEN m.is_preallocated THEN NULL WHEN m.hbm_peak_frac IS NOT NULL THEN m.hbm_peak_frac
-         WHEN by_jobstats THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
+    "hbm_peak_frac": f"""CASE {_EVIDENCE} WHEN 'telemetry' THEN m.hbm_peak_frac
+         WHEN 'jobstats' THEN j.jobstats_hbm_peak_mib / nullif(j.jobstats_hbm_total_mib, 0) END::DOUBLE""",
     # The list is empty where nothing was idle, and where activity is not known.
     "idle_gpu_count": "CASE WHEN m.temporal_imbalance IS NOT NULL THEN len(m.idle_gpus) END",
     # As almanac.units.format_job_id.
@@ -79,13 +87,11 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(j.gpu_type, '') AS gpu_type, j.gpu_type_req, coalesce(j.constraints, '') AS constraints, j.tier,
        j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
        coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
-       CASE WHEN m.is_preallocated THEN NULL
-            WHEN m.hbm_peak_mib IS NOT NULL THEN m.hbm_peak_mib
-            WHEN by_jobstats THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
+       CASE {_EVIDENCE} WHEN 'telemetry' THEN m.hbm_peak_mib
+            WHEN 'jobstats' THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
        m.hbm_max_mib::DOUBLE AS hbm_max_mib,
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
-       CASE WHEN m.is_preallocated THEN 'preallocated' WHEN m.hbm_peak_mib IS NOT NULL THEN 'telemetry'
-            WHEN by_jobstats AND j.jobstats_hbm_peak_mib IS NOT NULL THEN 'jobstats' ELSE 'none' END AS hbm_evidence,
+       {_EVIDENCE} AS hbm_evidence,
        CASE WHEN m.mean_gpu_util_pct IS NOT NULL THEN m.mean_gpu_util_pct
             WHEN by_jobstats THEN j.jobstats_gpu_util_pct END::DOUBLE AS mean_gpu_util_pct,
        m.mean_gr_engine_active_frac, m.mean_sm_active_frac, m.mean_dram_active_frac, m.gpu_model, m.has_profiling_fault,

@@ -14,7 +14,7 @@ import pandas as pd
 
 from advisor.duration.features import Submission, submissions, sweep
 from advisor.memory.evidence import FAMILY, SIMILAR, Evidence, Oom
-from advisor.memory.peaks import PACKED, PREALLOCATED, Run, runs_of
+from advisor.memory.peaks import MAYBE_PREALLOCATED, PACKED, PREALLOCATED, Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
@@ -48,6 +48,8 @@ class PeakStore:
             return  # neither its tier nor its end says anything of one task
         if run.why_not == PREALLOCATED:
             family.reserved_s, family.oom = run.end_s, None
+        elif run.why_not == MAYBE_PREALLOCATED:
+            family.reserved_s = run.end_s
         elif run.is_known:
             family.reserved_s = None
             family.known_s.append(run.end_s)

@@ -15,6 +15,7 @@ import pandas as pd
 from advisor.duration.features import is_packed, texts_of
 from advisor.mig.compute_need import Activity, activity_of
 from almanac.config import AdviceSection, Tier
+from almanac.hardware import NEAR
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 
@@ -29,6 +30,9 @@ _ACTIVITY = (
     "gpu_type",
 )
 PREALLOCATED = "preallocated memory"
+MAYBE_PREALLOCATED = "possibly preallocated memory"
+SIZELESS = "GPU memory size unknown"
+"""Such a peak may have been cut off, so it is no more than a least need."""
 FAILED_EARLY = "failed before its end"
 PACKED = "packed"
 """Its figures are those of several tasks on each GPU (almanac-pack)."""
@@ -74,6 +78,7 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
     times = [history[name].astype("float64").tolist() for name in ("submit_s", "end_s")]
     columns: list[list[Any]] = [*numbers, *texts, verdicts, *times]
     users, keys = (texts_of(history[name]) for name in ("user", "name_key"))
+    sizes = sorted(set(capacities.values()))
     families: defaultdict[tuple[str, str], _Use] = defaultdict(_Use)
     runs: list[Run | None] = [None] * len(history)
     activities = _activities(history, tiers)
@@ -86,9 +91,16 @@ def runs_of(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] 
                 runs[row] = _packed(record, capacity_mib)
                 continue
             run = families[users[row], keys[row]].read(record, capacity_mib, config)
+            run = dataclasses.replace(run, capacity_mib=_tier_size(run.capacity_mib, sizes))
             activity = activities.get(row) if not run.is_failed else None
             runs[row] = run if activity is None else dataclasses.replace(run, activity=activity)
     return runs
+
+
+def _tier_size(capacity_mib: float, sizes: Sequence[float]) -> float:
+    """The memory of the tier that a measured capacity is of: two GPUs of one size never measure quite the same."""
+    nearest = min(sizes, key=lambda size: abs(capacity_mib - size), default=math.inf)
+    return nearest if abs(capacity_mib - nearest) <= NEAR * nearest < math.inf else capacity_mib
 
 
 def _packed(record: _Record, capacity_mib: float) -> Run:
@@ -155,11 +167,14 @@ class _Use:
         elif is_flat and not is_failed:
             self.reserves = True
         elif is_measured and not is_failed:
-            self.shows_use |= not is_reserved_share(peak_mib / capacity_mib, capacity_mib)
+            self.shows_use |= capacity_mib < math.inf and not is_reserved_share(peak_mib / capacity_mib, capacity_mib)
         times = int(record.submit_s), int(record.end_s)
         if not is_measured:
             verdict = record.verdict if record.verdict != OK else ""
             why_not = PREALLOCATED if is_flat else verdict or NO_TELEMETRY
+            if record.evidence == "unclear":
+                why_not, least_mib = MAYBE_PREALLOCATED, record.highest_mib * (1 + config.spike_margin)
+                return Run(math.nan, least_mib, False, False, is_failed, capacity_mib, *times, why_not)
             return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)
         return _measured(peak_mib, capacity_mib, is_failed, is_flat, times, config)
 
@@ -171,7 +186,7 @@ class _Use:
         """
         if not 0 < record.highest_mib < math.inf:
             return False
-        is_flat, is_short = record.evidence == "preallocated", record.verdict == SHORT
+        is_flat, is_short = record.evidence in ("preallocated", "unclear"), record.verdict == SHORT
         if is_flat and self.shows_use:
             return True
         is_near = record.highest_mib >= config.failed_share * capacity_mib
@@ -186,6 +201,6 @@ def _measured(
     need_mib = peak_mib * (1 + config.spike_margin)
     if is_censored:
         need_mib = max(need_mib, capacity_mib)
-    why_not = FAILED_EARLY if is_failed and not is_censored else ""
+    why_not = SIZELESS if capacity_mib == math.inf else FAILED_EARLY if is_failed and not is_censored else ""
     is_oom = is_censored and is_failed
     return Run(peak_mib, need_mib, is_censored, is_oom, is_failed, capacity_mib, *times, why_not, not why_not, is_flat)

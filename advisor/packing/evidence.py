@@ -145,13 +145,21 @@ def _family(columns: _Columns, rows: npt.NDArray[np.intp], rules: PackingRules) 
         sm=tuple(columns.sm[covered].tolist()),
         dram=tuple(columns.dram[covered].tolist()),
         coverage=float(np.median(columns.coverage[covered if len(covered) else usable])) if len(usable) else math.nan,
-        is_preallocated=True if "preallocated" in evidence else False if evidence & set(INFORMATIVE) else None,
+        is_preallocated=_is_preallocated(evidence, {columns.evidence[row] for row in usable.tolist()}),
         is_on_mig=bool(columns.is_on_mig[rows].any()),
         gpu_model=model,
         gpu_type=next((name for row in usable[::-1].tolist() if (name := columns.gpu_type[row])), ""),
         capacity_mib=float(capacities.min()) if len(capacities) else None,
         newest_s=int(columns.end_s[last]),
     )
+
+
+def _is_preallocated(of_all: Collection[str], of_usable: Collection[str]) -> bool | None:
+    """Whether a run reserved its peak, from the evidence of each run; False only where every usable run tells."""
+    if "preallocated" in of_all:
+        return True
+    is_told = "unclear" not in of_all and bool(of_usable) and set(of_usable) <= set(INFORMATIVE)
+    return False if is_told else None
 
 
 def _is_usable(runs: pd.DataFrame) -> npt.NDArray[np.bool_]:

@@ -15,6 +15,7 @@ from advisor.memory.calibration import Calibration
 from advisor.memory.peak_store import remember_peaks
 from advisor.services.base import AdviceRequest
 from almanac.config import Config
+from almanac.hardware import NEAR
 from almanac.slices import real_capacities
 
 
@@ -46,13 +47,20 @@ def advise_memory(asked: Sequence[AdviceRequest], calibration: Calibration | Non
 
 
 def _with_capacities(config: Config, history: pd.DataFrame) -> Config:
-    """MIG slices with the least capacity that telemetry has measured on them, where that is below the configured one.
+    """Tiers with the least capacity that telemetry has measured on their GPUs, where that is below the configured one.
 
-    A driver can give a profile less memory than another one does, and a name never says it.
+    A driver can give a profile less memory than another one does, and ECC takes some of a whole GPU: no name says it.
     """
     slices = {tier.gres for tier in config.tiers if tier.is_slice and tier.gres}
-    if not slices or not {"gpu_type", "hbm_capacity_mib"} <= set(history.columns):
+    if not {"gpu_type", "hbm_capacity_mib"} <= set(history.columns):
         return config
-    known = history[history["gpu_type"].isin(slices) & (history["hbm_capacity_mib"] > 0)]
-    least = {str(gres): float(mib) for gres, mib in known.groupby("gpu_type")["hbm_capacity_mib"].min().items()}
+    known = history[history["hbm_capacity_mib"] > 0]
+    of_slices = known[known["gpu_type"].isin(slices)].groupby("gpu_type")["hbm_capacity_mib"].min()
+    sizes = known[["tier", "hbm_capacity_mib"]].drop_duplicates()
+    least = {str(gres): float(mib) for gres, mib in of_slices.items()}
+    for tier in config.tiers:
+        own = sizes.loc[sizes["tier"] == tier.name, "hbm_capacity_mib"]
+        own = own[own >= (1 - NEAR) * tier.capacity_mib]
+        if not tier.is_slice and len(own):
+            least[tier.name] = float(own.min())
     return dataclasses.replace(config, tiers=real_capacities(config.tiers, least))

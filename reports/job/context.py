@@ -12,6 +12,7 @@ import pyarrow as pa
 from advisor.decisions.packing import PackingAdvice
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
+from almanac.mig import compute_slices
 from almanac.records import Advice
 from almanac.units import DAY_S, format_job_id
 from reports.job.ranks import Rank, SiteFigures, span_of
@@ -240,7 +241,8 @@ def _by_run(
 
 def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesRequest:
     start_s, end_s = job["start_s"] or 0, job["end_s"] or 0
-    units = sorted((row["host"], row["gpu"], row["mig"]) for row in gpus)
+    engines = {(row["host"], row["gpu"], row["mig"]): compute_slices(row["mig_profile"] or "") for row in gpus}
+    units = sorted(engines)
     expected = next((row["expected_samples"] for row in gpus if row["expected_samples"]), None)
     return SeriesRequest(
         start_s=start_s,
@@ -248,6 +250,7 @@ def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesR
         units=tuple(units) if end_s > start_s else (),
         interval_s=(end_s - start_s) / expected if expected else None,
         label=job["job_id"] if metrics.get("attributed_by") == "label" else None,
+        engines=tuple(engines[unit] for unit in units),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from advisor.explain import compared_waits, shell_option, short_text
 from almanac.config import Tier
+from almanac.hardware import NEAR
 from almanac.records import Advice
 from almanac.units import counted, format_count, format_duration, format_gib, printable
 from reports.job.context import JobContext
@@ -72,8 +73,6 @@ def _outcome(context: JobContext) -> dict[str, Fact]:
 
 def _use(context: JobContext) -> dict[str, Fact]:
     metrics = context.metrics
-    engine = metrics.get("mean_gr_engine_active_frac")
-    util_pct = metrics.get("mean_gpu_util_pct")
     spatial, temporal = metrics.get("spatial_imbalance"), metrics.get("temporal_imbalance")
     # Short and hardly measured jobs have figures too, but these do not say how the GPUs were used.
     is_judged = context.data_quality in (OK, IDLE)
@@ -82,7 +81,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
     busy = [pct for row in context.gpus if (pct := busy_pct(row)) is not None]
     unasked = context.unasked_gpus
     return {
-        "util_pct": util_pct if util_pct is not None else None if engine is None else 100 * engine,
+        "util_pct": busy_pct(metrics),
         "spatial": spatial if is_judged else None,
         "temporal": temporal if is_judged else None,
         "idle_gpus": idle,
@@ -97,7 +96,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
 def _memory(context: JobContext) -> dict[str, Fact]:
     metrics, tier = context.metrics, context.advice.tier if context.advice else None
     return {
-        "hbm_peak_mib": None if metrics.get("is_preallocated") else metrics.get("hbm_peak_mib"),
+        "hbm_peak_mib": metrics.get("hbm_peak_mib") if metrics.get("is_preallocated") is False else None,
         "hbm_share": metrics.get("hbm_peak_frac"),
         "is_preallocated": metrics.get("is_preallocated"),
         "tier_reason": tier.reason if tier else None,
@@ -110,7 +109,7 @@ def _memory(context: JobContext) -> dict[str, Fact]:
 def _smaller_tier(context: JobContext) -> Tier | None:
     """The smallest tier that holds the job's peak with 10% to spare, if it is smaller than the GPU used."""
     peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
-    if peak_mib is None or own_mib is None:
+    if peak_mib is None or own_mib is None or context.metrics.get("is_preallocated") is not False:
         return None
     below_mib = own_mib / _apart(context)
     holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < below_mib]
@@ -127,8 +126,8 @@ def _larger_tier(context: JobContext) -> Tier | None:
 
 
 def _apart(context: JobContext) -> float:
-    """How many times the memory of the job's GPU another tier has at least: a slice has less than its nominal size."""
-    return SLICES_APART if context.is_mig else 1.0
+    """How many times the memory of the job's GPU another tier has at least: less is measured than a name says."""
+    return SLICES_APART if context.is_mig else 1 + NEAR
 
 
 def _time(context: JobContext) -> dict[str, Fact]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from almanac.units import counted, format_count, format_duration, format_gib, format_number, printable
 from reports.job.context import JobContext
 from reports.job.facts import gpus_named, percent
+from reports.job.headline_words import busy_pct
 from reports.job.host_figures import host_texts
 from reports.job.ranks import rank_text
 
@@ -71,11 +72,11 @@ def slice_text(profile: str | None, capacity_mib: float | None) -> str:
 
 def _use_rows(context: JobContext) -> Iterator[FigureRow]:
     metrics, ranks = context.metrics, context.ranks
-    util_pct, engine = metrics.get("mean_gpu_util_pct"), metrics.get("mean_gr_engine_active_frac")
-    if util_pct is None and engine is not None:
-        yield FigureRow("GPU activity", f"{100 * engine:.0f}%", "mean of its MIG slices" if context.is_mig else "")
+    util_pct = busy_pct(metrics)
+    util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
+    if context.is_mig and util_pct is not None:
+        yield FigureRow("GPU activity", util, "mean of its MIG slices")
     else:
-        util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
         yield FigureRow("GPU utilization", util, rank_text(ranks, "mean_gpu_util_pct"))
     yield _memory_row(context)
     yield from (FigureRow(*texts) for texts in host_texts(context))

@@ -7,7 +7,7 @@ from almanac.config import Tier
 from almanac.records import Advice
 from almanac.units import format_count, printable
 from reports.job.context import JobContext
-from reports.job.rows import GpuRow
+from reports.job.rows import GpuRow, MetricsRow
 
 UNEVEN_PCT = 5.0
 """Two GPUs that differ by less than this have no range of utilization, percentage points."""
@@ -61,9 +61,9 @@ def _size_text(mib: float, context: JobContext) -> str:
     return f"{mib / 1024:.1f}" if context.is_mig else f"{mib / 1024:.0f}"
 
 
-def busy_pct(row: GpuRow) -> float | None:
-    """A GPU's mean utilization in percent; for MIG instances, the activity of the graphics engine."""
-    util_pct, engine = row["mean_gpu_util_pct"], row["mean_gr_engine_active_frac"]
+def busy_pct(row: GpuRow | MetricsRow) -> float | None:
+    """Mean utilization of a GPU or a job in percent; without it, the activity of the graphics engine."""
+    util_pct, engine = row.get("mean_gpu_util_pct"), row.get("mean_gr_engine_active_frac")
     if util_pct is not None:
         return util_pct
     return None if engine is None else 100 * engine

@@ -58,6 +58,8 @@ def _family(row: Row) -> Family:
 def _facts(row: Row, tiers: Sequence[Tier], highest_mib: float | None, site: SiteChoices) -> Facts:
     """The facts that the rules test. highest_mib: of the job's family; None if that is not known."""
     metrics = {name: value for name, value in row.items() if name in MetricsRow.__annotations__}
+    if metrics.get("hbm_peak_mib") is not None:
+        metrics["is_preallocated"] = False  # the history has the peak only where it shows the need
     if highest_mib is not None and metrics.get("hbm_peak_mib") is not None:
         metrics["hbm_peak_mib"] = max(highest_mib, row["hbm_peak_mib"])
     context = JobContext(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -41,6 +41,7 @@ _ALLOCATIONS = schema_of(
         "bin_ms": pa.int64(),
         "bins": pa.int64(),
         "label": pa.int64(),
+        "engines": pa.int64(),
     }
 )
 
@@ -66,7 +67,7 @@ class GpuSeries:
 
     @property
     def util_pct(self) -> Floats:
-        """GPU_UTIL in percent; for jobs without it (MIG), the activity of the graphics engine."""
+        """GPU_UTIL in percent, or what stands for it on MIG; without it, the activity of the graphics engine."""
         if self.has("gpu_util_pct"):
             return self.values["gpu_util_pct"]
         return self.values["gr_engine_active_frac"] * np.float32(100)
@@ -77,7 +78,7 @@ class SeriesRequest:
     """A run to load, [start_s, end_s), with its GPUs (host, gpu, mig) from gpu_metrics.
 
     interval_s: seconds between samples; None if unknown. label: the job id that samples must have in their label, if
-    the label says which GPUs the job had.
+    the label says which GPUs the job had. engines: compute slices of each GPU that is a MIG instance; None: unknown.
     """
 
     start_s: int
@@ -85,6 +86,7 @@ class SeriesRequest:
     units: tuple[tuple[str, int, str], ...]
     interval_s: float | None = None
     label: int | None = None
+    engines: tuple[int | None, ...] = ()
 
     def bins(self) -> int:
         """The number of bins. Each has at least two samples, so that a late sample leaves no gap."""
@@ -127,7 +129,8 @@ def _allocations(wanted: Sequence[SeriesRequest]) -> pa.Table:
     rows: list[tuple[Any, ...]] = []
     for run in wanted:
         fixed = (run.start_s * 1000, run.end_s * 1000, run.bin_ms(), run.bins(), run.label)
-        rows += [(len(rows) + place, *unit, *fixed) for place, unit in enumerate(run.units)]
+        engines = run.engines or (None,) * len(run.units)
+        rows += [(len(rows) + place, *unit, *fixed, engines[place]) for place, unit in enumerate(run.units)]
     return table_of(_ALLOCATIONS, rows)
 
 
@@ -143,8 +146,8 @@ def _read(
 ) -> pa.Table:
     """A row for each allocation and bin with samples, sorted by both."""
     known = {row[0] for row in db.execute("SELECT name FROM parquet_schema($paths)", {"paths": paths}).fetchall()}
-    used = [name for name in _MEANS if name in known]
-    means = "".join(f", avg(t.{name}) FILTER (NOT isnan(t.{name}))::FLOAT AS {name}" for name in used)
+    values = {name: f"t.{name}" for name in _MEANS if name in known} | _of_slices(known)
+    means = "".join(f", avg({v}) FILTER (NOT isnan({v}))::FLOAT AS {name}" for name, v in values.items())
     db.register("allocations", allocations)
     join, host = "", "t.host"
     if nodes:
@@ -162,6 +165,18 @@ def _read(
     hosts = sorted([*map(str, allocations["host"].to_pylist()), *(nodes or ())])
     rows: pa.Table = db.sql(sql, params={"paths": paths, "first": hosts[0], "last": hosts[-1]}).to_arrow_table()
     return rows
+
+
+def _of_slices(known: Collection[str]) -> dict[str, str]:
+    """SQL of the counters that mean something else on a MIG instance, as `telemetry.metrics.samples` reads them."""
+    names = ("gpu_util_pct", "sm_active_frac", "gr_engine_active_frac")
+    util, sm, whole = (f"t.{name}" if name in known else "NULL::FLOAT" for name in names)
+    engine = f"CASE WHEN isnan({whole}) THEN NULL ELSE least({whole} * c.engines, 1) END"
+    own = f"CASE WHEN {sm} > 0 AND NOT isnan({sm}) THEN {sm} ELSE coalesce({engine}, {sm}) END"
+    return {
+        "gpu_util_pct": f"(CASE WHEN c.mig = '' THEN {util} ELSE 100 * {own} END)",
+        "gr_engine_active_frac": f"(CASE WHEN c.mig = '' THEN {whole} ELSE {engine} END)",
+    }
 
 
 def _split(rows: pa.Table, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:

@@ -181,7 +181,7 @@ def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
     smaller = max(below, key=lambda tier: tier.capacity_mib)
     limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
     ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
-    known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND is_preallocated IS DISTINCT FROM true AND ({ended})"
+    known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND coalesce(NOT is_preallocated, false) AND ({ended})"
     # Sums from several threads differ in their last digits. Rounding keeps users with equal sums in order.
     sql = f"""
     WITH large AS (SELECT *, {known} AS is_known, {known} AND hbm_peak_mib <= $limit AS is_fit

@@ -32,7 +32,7 @@ _PROLOG_LEAD_S = 300
 class JobRun:
     """One run of a GPU job that has ended: half-open [start_s, end_s). A requeued run is a job of its own.
 
-    hosts is () where the node list cannot be read.
+    hosts is () where the node list cannot be read. gpu_type: GRES type that it was given or asked for; "" for none.
     """
 
     job_id: int
@@ -44,6 +44,7 @@ class JobRun:
     user: str = ""
     account: str = ""
     partition: str = ""
+    gpu_type: str = ""
 
     @property
     def elapsed_s(self) -> int:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from almanac.mig import is_same_profile
+
 SAME_SIZE = 0.02
 """Capacities that differ by at most this share are those of one instance: rounding, or a reading within a change."""
 LONGEST_PAUSE = 2.5
@@ -37,7 +39,7 @@ class InstanceSpan:
 
     def is_same(self, other: InstanceSpan) -> bool:
         """Whether both can be one instance. What is not known of one does not tell them apart."""
-        if self.profile and other.profile and self.profile != other.profile:
+        if self.profile and other.profile and not is_same_profile(self.profile, other.profile):
             return False
         if self.total_mib is None or other.total_mib is None:
             return True

@@ -23,6 +23,7 @@ IS_SUMMARIZED = "coalesce(gpu_count > 0 AND start_s < end_s, false)"
 """SQL over jobs: the ended runs that get a row in job_metrics. `load_runs` leaves out the others."""
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition", "time_limit_s",
+    "gpu_type", "gpu_type_req",
 )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ def _jobs(runs: pa.Table) -> list[JobRun]:
             hosts=hosts(row["node_list"]),
             account=row["account"] or "",
             partition=row["partition"] or "",
+            gpu_type=row["gpu_type"] or row["gpu_type_req"] or "",
         )
         for row in runs.to_pylist()
     ]

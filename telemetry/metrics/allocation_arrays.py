@@ -25,6 +25,7 @@ _PLAIN = (
     "window_ms",
     "label",
     "max_power_w",
+    "engines",
 )
 
 
@@ -43,6 +44,7 @@ class Allocations:
     window_ms: Array
     label: Array
     max_power_w: Array
+    engines: Array
     is_mig: Array
     ridges: dict[str, Array]
     unit: Array

@@ -55,24 +55,11 @@ def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) 
             found[f"missing_extra_{name}"] = extra
         elif extra is not None and counter is not None and counter.known is not None:
             found[f"missing_extra_{name}"] = weights.added(~counter.known[weights.rows], len(runs.starts))
-    for column, extreme in (("max_activity", activity(samples, options)), ("max_temp_c", samples.counter("temp_c"))):
+    for column, name in (("max_activity", options.imbalance_counter), ("max_temp_c", "temp_c")):
+        extreme = samples.counter(name)
         if extreme is not None:
             found[column] = runs.max(extreme.values)
     return found | _faults(samples)
-
-
-def activity(samples: GpuSamples, options: Options) -> CounterValues | None:
-    """The chosen counter. MIG instances have no GPU_UTIL: GR_ENGINE_ACTIVE stands in, as percent."""
-    chosen, engine = samples.counter(options.imbalance_counter), samples.counter("gr_engine_active_frac")
-    if options.imbalance_counter != "gpu_util_pct" or not samples.is_mig.any():
-        return chosen
-    unknown = np.full(samples.runs.rows, np.nan)
-    values = np.where(
-        samples.runs.spread(samples.is_mig),
-        unknown if engine is None else 100 * engine.values.astype(np.float64),
-        unknown if chosen is None else chosen.values,
-    )
-    return CounterValues.of(values)
 
 
 def _faults(samples: GpuSamples) -> Columns:

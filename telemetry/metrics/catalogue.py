@@ -20,12 +20,12 @@ def _column(name: str, kind: pa.DataType, about: str = "", nullable: bool = True
 _TEXT, _INT, _REAL, _FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 _HBM = (
-    _column("gpu_model", _TEXT, "row of almanac/hardware.toml; null: unknown"),
+    _column("gpu_model", _TEXT, "row of almanac/hardware.toml, or the exporter's own name; null: unknown"),
     _column("mig_profile", _TEXT, "profile of the MIG instance, such as 1g.10gb; null: a whole GPU, or not named"),
     _column(
         "hbm_capacity_mib",
         _REAL,
-        "MiB: nominal, or of a MIG instance used + free in the job's own time; null: unknown model, or not measured",
+        "MiB: used + free, or nominal of a known model where that is not measured; null: unknown",
     ),
     _column(
         "hbm_peak_mib", _REAL, "MiB, peak GPU memory; for a job the highest GPU, and null unless data quality is ok"

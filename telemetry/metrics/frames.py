@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from almanac.config import Filters
-from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models
+from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models, model_text
+from almanac.mig import compute_slices, real_profile
 from telemetry.attribution.allocations import Attribution, JobRun
 from telemetry.attribution.instances import InstanceSpan
 from telemetry.metrics import spatial
@@ -28,6 +30,7 @@ _HARDWARE = schema_of(
     {
         "gpu_model": pa.string(),
         "mig_profile": pa.string(),
+        "engines": pa.float64(),
         "hbm_capacity_mib": pa.float64(),
         "max_power_w": pa.float64(),
         **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
@@ -81,11 +84,12 @@ def allocation_frame(
 
     The model of a GPU is the first known one during the allocation. Profile and capacity of a MIG instance are those
     that telemetry shows within the allocation: another day or hour can show another instance with the same id.
+    engines: compute slices of a MIG instance; null for a whole GPU, and where its profile is not known.
     offset_ms, window_ms: start and length of windows; an offset of 0 is full UTC minutes (see `labels.aligned`).
     interval_ms: the scrape interval of the GPU, null if unknown. label: the job id that the exporter's label gave to
     the allocation, NO_LABEL if another source names its GPUs. has_card: see `_have_cards`.
     """
-    table, held = attribution.allocations, _held_hardware(attribution.allocations, seen)
+    table, held = attribution.allocations, _held_hardware(jobs, attribution.allocations, seen)
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
     steady_from_ms, steady_until_ms = spans[table["job"].to_numpy()].T
     interval_ms = 1000 * _intervals_s(jobs, table, seen)
@@ -105,26 +109,28 @@ def allocation_frame(
     return pa.table(columns).cast(ALLOCATION_FRAME)
 
 
-def _held_hardware(table: pa.Table, seen: Survey) -> pa.Table:
+def _held_hardware(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> pa.Table:
     """The hardware of each allocation."""
-    models, inventory = unit_models(seen), seen.inventory() if seen.split.num_rows else None
+    units, inventory = _units(seen), seen.inventory() if seen.split.num_rows else None
     hardware: list[tuple[str | float | None, ...]] = []
 
     @functools.cache
-    def place(host: str, gpu: int, mig: str, start_ms: int, end_ms: int) -> int:
+    def place(host: str, gpu: int, mig: str, gres: str, start_ms: int, end_ms: int) -> int:
         days = ((host, gpu, mig, day) for day in range(start_ms // DAY_MS, (end_ms - 1) // DAY_MS + 1))
-        model = next((models[unit] for unit in days if unit in models), None)
+        unit = _first_known([units[key] for key in days if key in units])
         if mig:
-            hardware.append(_slice(model, inventory.instance(host, gpu, mig, start_ms, end_ms) if inventory else None))
+            span = inventory.instance(host, gpu, mig, start_ms, end_ms) if inventory else None
+            hardware.append(_slice(unit, span, gres))
         else:
-            hardware.append(_hardware(model))
+            hardware.append(_hardware(unit))
         return len(hardware) - 1
 
-    def spans() -> Iterator[tuple[str, int, str, int, int]]:
-        columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "start_ms", "end_ms"))
-        for host, gpu, mig, start_ms, end_ms in zip(*columns, strict=True):
+    def spans() -> Iterator[tuple[str, int, str, str, int, int]]:
+        columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "job", "start_ms", "end_ms"))
+        for host, gpu, mig, job, start_ms, end_ms in zip(*columns, strict=True):
             # The hardware of a whole GPU is that of its days, so that many allocations share it.
-            yield host, gpu, mig, *((start_ms, end_ms) if mig else _whole_days(start_ms, end_ms))
+            gres, span = (jobs[job].gpu_type, (start_ms, end_ms)) if mig else ("", _whole_days(start_ms, end_ms))
+            yield host, gpu, mig, gres, *span
 
     places = [place(*span) for span in spans()]
     return table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
@@ -167,38 +173,53 @@ def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array
     return np.array(found, np.float64)
 
 
-def _hardware(model: GpuModel | None) -> tuple[str | float | None, ...]:
-    """A whole GPU's model, no profile, capacity, power, and ridge of each pipe (flop per byte)."""
+def _hardware(unit: _Unit) -> tuple[str | float | None, ...]:
+    """The columns of _HARDWARE of a whole GPU: its capacity is measured, or that of its model where it is not."""
+    model, capacity_mib = unit.model, unit.total_mib
     if model is None:
-        return (None, None, None, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
+        return (unit.text, None, None, capacity_mib, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
     ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
-    return (model.name, None, float(model.hbm_mib), model.max_power_w, *ridges)
+    return (model.name, None, None, capacity_mib or float(model.hbm_mib), model.max_power_w, *ridges)
 
 
-def _slice(model: GpuModel | None, span: InstanceSpan | None) -> tuple[str | float | None, ...]:
-    """The same of a MIG instance: the card's model and power, its own profile and measured capacity.
+def _slice(unit: _Unit, span: InstanceSpan | None, gres: str) -> tuple[str | float | None, ...]:
+    """The same of a MIG instance: the card's model and power, its own profile, engines, and measured capacity.
 
     It has no ridges: the peaks of the card are not those of its share.
     """
-    name, power_w = (model.name, model.max_power_w) if model else (None, UNKNOWN_MAX_POWER_W)
-    profile, total_mib = (span.profile, span.total_mib) if span else (None, None)
-    return (name, profile, total_mib, power_w, *(None for _ in PIPES))
+    name, power_w = (unit.model.name, unit.model.max_power_w) if unit.model else (unit.text, UNKNOWN_MAX_POWER_W)
+    profile = real_profile(span.profile if span else None, name, gres)
+    engines = compute_slices(profile or "")
+    return (name, profile, engines, span.total_mib if span else None, power_w, *(None for _ in PIPES))
 
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:
     return (model.fp64_flops, model.fp32_flops, model.fp16_flops, model.tensor_flops)
 
 
-def unit_models(seen: Survey) -> dict[tuple[str, int, str, int], GpuModel]:
-    """The model of each unit on each day, by its label and the memory that it reports, where they are known."""
+class _Unit(NamedTuple):
+    """A GPU or instance as telemetry shows it. text: the exporter's name of the model; None without one."""
+
+    model: GpuModel | None = None
+    text: str | None = None
+    total_mib: float | None = None
+
+
+def _first_known(days: Sequence[_Unit]) -> _Unit:
+    """The first known value of each day in turn."""
+    return _Unit(*(next((value for value in values if value), None) for values in zip(*days, strict=True)))
+
+
+def _units(seen: Survey) -> dict[tuple[str, int, str, int], _Unit]:
+    """Each unit on each day: its model, by its label and the memory that it reports, where they are known."""
     find = functools.cache(find_gpu_model)
     names = ("host", "gpu", "mig", "day", "model", "total_mib")
-    found = {
-        (host, gpu, mig, day): find(label, total, is_slice=bool(mig))
+    return {
+        (host, gpu, mig, day): _Unit(
+            find(label, total, is_slice=bool(mig)) if label else None, model_text(label or "") or None, total
+        )
         for host, gpu, mig, day, label, total in zip(*(seen.units[name].to_pylist() for name in names), strict=True)
-        if label is not None
     }
-    return {unit: model for unit, model in found.items() if model is not None}
 
 
 def model_frame() -> pa.Table:

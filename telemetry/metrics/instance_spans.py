@@ -61,7 +61,7 @@ def spans_of(hour: Hour, units: Units) -> pa.Table | None:
         "gap_ms": gap_ms[np.searchsorted(runs.starts, spans.starts, side="right") - 1],
         "samples": spans.lengths,
         "profile": profiles.take(pa.array(known, pa.int64(), mask=known < 0)),
-        "total_mib": pa.array(_medians(spans, total), from_pandas=True),
+        "total_mib": pa.array(medians(spans, total), from_pandas=True),
     }
     return pa.table(columns).cast(SPANS)
 
@@ -83,10 +83,10 @@ def _median_gaps_ms(runs: RowRuns, time_ms: Array) -> Array:
     """The median time between the samples of each run; 0 for a lone one."""
     gap = np.diff(time_ms, append=0).astype(np.float64)
     gap[runs.ends - 1] = np.nan
-    return np.nan_to_num(_medians(runs, gap))
+    return np.nan_to_num(medians(runs, gap))
 
 
-def _medians(runs: RowRuns, values: Array) -> Array:
+def medians(runs: RowRuns, values: Array) -> Array:
     """The middle one of each run's known values, the lower of two; NaN without any."""
     number = runs.sum(~np.isnan(values))
     order = np.lexsort((values, runs.spread(np.arange(len(runs.starts)))))  # NaN is the last of its run

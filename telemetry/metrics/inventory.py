@@ -18,8 +18,8 @@ from telemetry.attribution.host_names import HostNames
 from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.chunks import each_chunk
 from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
-from telemetry.metrics.instance_spans import SPANS, of_split_gpus, spans_of
-from telemetry.metrics.runs import RowRuns
+from telemetry.metrics.instance_spans import SPANS, medians, of_split_gpus, spans_of
+from telemetry.metrics.runs import Array, RowRuns
 from telemetry.metrics.samples import Units
 from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of, pooled_gaps_ms
 from telemetry.store.schema import schema_of
@@ -185,7 +185,7 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> _Look:
         "day": np.full(number, hour.start_ms // DAY_MS),
         "hour_ms": np.full(number, hour.start_ms),
         "model": _model(hour, runs),
-        "total_mib": pa.nulls(number) if total is None else pa.array(runs.max(total.to_numpy()), from_pandas=True),
+        "total_mib": pa.nulls(number) if total is None else _typical(runs, total.to_numpy()),
         "counted": counted,
         "samples": runs.lengths,
         "first_ms": runs.first(time_ms),
@@ -195,6 +195,16 @@ def _look(hour: Hour, counted_ms: tuple[int, int]) -> _Look:
         "gaps_ms": pooled_gaps_ms(runs, time_ms, is_steady),
     }
     return _Look(pa.table(columns).cast(UNITS), spans_of(hour, units))
+
+
+def _typical(runs: RowRuns, total: Array) -> pa.Array[Any]:
+    """The capacity of each run: its median, as one torn scrape can say anything. Most runs never differ."""
+    found = runs.max(total)
+    places, some = runs.where(runs.spread(found > runs.min(total)))
+    if len(places):
+        found[places] = medians(some, total[runs.spread(np.isin(np.arange(len(found)), places))].astype(np.float64))
+    typical: pa.Array[Any] = pa.array(found, from_pandas=True)
+    return typical
 
 
 def _model(hour: Hour, runs: RowRuns) -> pa.Array[Any]:

@@ -70,20 +70,14 @@ def _raw(options: Options) -> str:
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
     weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
     mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
-    means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m != "gpu_util_pct"))
-    sums, known = f"sum_{activity} / weight_{activity}", f"n_{activity}"
-    if activity == "gpu_util_pct":
-        # What stands in for it, see base.activity.
-        sums = f"CASE WHEN mig = '' THEN {sums} ELSE 100 * sum_gr_engine_active_frac / weight_gr_engine_active_frac END"
-        known = f"CASE WHEN mig = '' THEN {known} ELSE n_gr_engine_active_frac END"
+    means = each(f"{mean} AS raw_{{x}}", MEANS)
     return f"""
-WITH b AS (SELECT *, {sums} AS activity, {known} AS n_activity
+WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity} AS n_activity
            FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)
            LEFT JOIN energies USING (allocation))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / interval_ms AS expected_samples,
        samples - missing_energy_mj AS n_energy,
        end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
-       CASE WHEN mig = '' THEN {mean.format(x="gpu_util_pct")} END AS raw_gpu_util_pct,
        CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
             THEN least(1.0, greatest(0.0, 1 - activity / max_activity)) END AS raw_temporal,
        CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,
@@ -130,7 +124,9 @@ def _over_gpus() -> str:
     name = "host || ':' || gpu || CASE WHEN mig = '' THEN '' ELSE ':' || mig END"
     return f"""
 SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) AS hbm_max_mib,
-       max(hbm_peak_frac) AS highest_share, bool_or(is_preallocated) AS is_preallocated,
+       CASE WHEN count(hbm_peak_frac) = count(hbm_peak_mib) THEN max(hbm_peak_frac) END AS highest_share,
+       CASE WHEN bool_or(is_preallocated) THEN true
+            WHEN count(is_preallocated) = count(hbm_peak_mib) THEN bool_or(is_preallocated) END AS is_preallocated,
        first(p.gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        first(mig_profile {top}) AS mig_profile, bool_or(mig <> '') AS has_mig,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
@@ -208,6 +204,12 @@ FROM (SELECT j.*, coalesce(gpus_seen, 0) AS gpus_seen, coalesce(samples, 0) AS s
       LEFT JOIN windows w USING (job) LEFT JOIN intensity i USING (job))"""
 
 
+def _link_bytes(link: str) -> str:
+    """Bytes of a job's GPUs over a link. A MIG instance has none of its own: its card's traffic is others', too."""
+    both = f"mean_{link}_tx_bytes_s + mean_{link}_rx_bytes_s"
+    return f"CASE WHEN NOT has_mig THEN ({both}) * gpus_seen * elapsed_s END"
+
+
 def _derived(pipe_used_frac: float) -> str:
     means = {pipe: f"mean_{pipe}_active_frac" for pipe in PIPES}
     any_known = f"coalesce({', '.join(means.values())}) IS NOT NULL"
@@ -231,6 +233,5 @@ def _derived(pipe_used_frac: float) -> str:
 SELECT *, {classes}, CASE main_pipe {of_main} END AS job_class,
        CASE WHEN {any_known} THEN [x FOR x IN [{used}] IF x IS NOT NULL] END AS pipes_used,
        CASE WHEN mean_dram_active_frac IS NOT NULL THEN raw_bytes_s END AS hbm_bytes_s,
-       (mean_nvlink_tx_bytes_s + mean_nvlink_rx_bytes_s) * gpus_seen * elapsed_s AS nvlink_bytes,
-       (mean_pcie_tx_bytes_s + mean_pcie_rx_bytes_s) * gpus_seen * elapsed_s AS pcie_bytes
+       {_link_bytes("nvlink")} AS nvlink_bytes, {_link_bytes("pcie")} AS pcie_bytes
 FROM ({known})"""

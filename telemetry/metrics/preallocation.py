@@ -63,16 +63,17 @@ def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, ca
     """SQL: whether use stayed within FLAT_SHARE of a peak that is a share which frameworks reserve.
 
     steady_low_mib: least use in the steady span; peak_mib: highest use at any time. Null where the capacity is
-    unknown or there are too few samples to tell.
+    unknown, and where a peak at such a share has too few samples to tell.
     """
-    shares = " OR ".join(
-        f"{peak_mib} / {capacity_mib} BETWEEN {kind.low} AND {kind.highest_sql(capacity_mib)}"
-        for kind in RESERVED_SHARES
-    )
-    return (
-        f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} AND {capacity_mib} IS NOT NULL"
-        f" THEN {peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib} AND ({shares}) END"
-    )
+    is_flat = f"{peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib}"
+    is_share = reserved_share_sql(peak_mib, capacity_mib)
+    return f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} THEN {is_flat} END AND ({is_share})"
+
+
+def reserved_share_sql(peak_mib: str, capacity_mib: str) -> str:
+    """SQL: whether a peak is a share of the capacity that frameworks reserve; null where either is unknown."""
+    share = f"{peak_mib} / nullif({capacity_mib}, 0)"
+    return " OR ".join(f"{share} BETWEEN {kind.low} AND {kind.highest_sql(capacity_mib)}" for kind in RESERVED_SHARES)
 
 
 def is_reserved_share(peak_frac: float, capacity_mib: float = math.inf) -> bool:

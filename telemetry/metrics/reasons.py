@@ -33,7 +33,7 @@ def _memory() -> list[str]:
         _case("hbm_peak_mib", "HBM", "n_hbm_used_mib", ("verdict <> 'ok'", "the job is set aside")),
         "CASE WHEN hbm_capacity_mib IS NOT NULL THEN NULL"
         " WHEN has_mig THEN 'hbm_peak_frac: used and free memory of the MIG instance not measured together'"
-        " ELSE 'hbm_peak_frac: GPU model unknown' END",
+        " ELSE 'hbm_peak_frac: no total memory counter' END",
     ]
 
 

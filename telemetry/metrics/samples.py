@@ -123,14 +123,51 @@ class GpuSamples:
         return uuid.dictionary.to_pylist(), self._take(uuid.indices.fill_null(-1).to_numpy())
 
     def counter(self, name: str) -> CounterValues | None:
-        """A counter's values in the samples; None where it is not known in any of the hour."""
+        """A counter's values in the samples; None where it is not known in any of the hour.
+
+        On a MIG instance, GPU_UTIL and GR_ENGINE_ACTIVE are what `_OF_SLICE` makes of them.
+        """
         if name in self._counters:
             return self._counters[name]
-        column = self.hour.read(name)
-        counter = None if column is None else CounterValues.of(self._take(column.to_numpy()))
+        counter = self._read(name)
+        if name in _OF_SLICE and self.is_mig.any():
+            counter = self._with_slices(counter, _OF_SLICE[name](self))
         if name in _KEPT:
             self._counters[name] = counter
         return counter
+
+    def _read(self, name: str) -> CounterValues | None:
+        column = self.hour.read(name)
+        return None if column is None else CounterValues.of(self._take(column.to_numpy()))
+
+    def _with_slices(self, whole: CounterValues | None, of_slices: Array | None) -> CounterValues:
+        unknown = np.full(self.runs.rows, np.nan)
+        values = (unknown if each is None else each for each in (of_slices, whole.values if whole else None))
+        return CounterValues.of(np.where(self.runs.spread(self.is_mig), *values))
+
+    def _slice_engine_frac(self) -> Array | None:
+        """GR_ENGINE_ACTIVE of a slice counts one of its engines (NVIDIA/DCGM issue 138): a full 3g slice shows 1/3.
+
+        With several compute instances it shows more, and at most 1 is said. NaN where the slice's size is not known.
+        """
+        engine = self._read("gr_engine_active_frac")
+        engines = self.runs.spread(self.allocations.engines[self.allocation])
+        return None if engine is None else np.minimum(engine.values.astype(np.float64) * engines, 1.0)
+
+    def _slice_util_pct(self) -> Array | None:
+        """SM_ACTIVE; where it is unknown, or 0 beside a busy engine, the engine."""
+        sm, engine = self.counter("sm_active_frac"), self._slice_engine_frac()
+        if sm is None or engine is None:
+            known = engine if sm is None else sm.values.astype(np.float64)
+            return None if known is None else 100 * known
+        return 100 * np.where((sm.values > 0) | np.isnan(engine), sm.values, engine)
+
+
+_OF_SLICE: dict[str, Callable[[GpuSamples], Array | None]] = {
+    "gpu_util_pct": GpuSamples._slice_util_pct,
+    "gr_engine_active_frac": GpuSamples._slice_engine_frac,
+}
+"""What stands on a MIG instance for a counter that is not a share of the instance there."""
 
 
 def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Array]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from telemetry.metrics.base import activity
 from telemetry.metrics.columns import NUMBER, TOTAL, WHOLE, Columns, Rows
 from telemetry.metrics.hours import HOUR_MS
 from telemetry.metrics.options import Options
@@ -41,7 +40,7 @@ def widths_ms(job: Array, interval_ms: Array, options: Options) -> Array:
 
 def measure(samples: GpuSamples, options: Options) -> tuple[Columns, Columns]:
     """Closed and open windows of the hour, see CLOSED and OPEN."""
-    counter = activity(samples, options)
+    counter = samples.counter(options.imbalance_counter)
     if counter is None:
         return {}, {}
     values, time_ms, places, runs = counter.values, samples.time_ms, np.arange(len(samples.allocation)), samples.runs

@@ -28,6 +28,7 @@ LONGEST_DAYS = 400
 _LAST_DAY = 2_932_896  # 9999-12-31
 _COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "gpu_count", "node_list", "account", "partition", "time_limit_s",
+    "gpu_type", "gpu_type_req",
 )  # fmt: skip
 
 
