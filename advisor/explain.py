@@ -219,6 +219,7 @@ def _runs_text(number: int, reason: str) -> str:
 
 _EXCLUDED = {
     "failed before its end": ("failed ", ""),
+    "ended early": ("", " that ended early"),
     "idle": ("idle ", ""),
     "short": ("short ", ""),
     "packed": ("packed ", ""),

@@ -47,7 +47,10 @@ class PeakStore:
         if run.why_not == PACKED:
             return  # neither its tier nor its end says anything of one task
         if run.why_not == PREALLOCATED:
-            family.reserved_s, family.oom = run.end_s, None
+            if family.has_reserved and family.reserved_s is None:
+                family.void_s = run.end_s
+                family.known_s.clear()
+            family.reserved_s, family.has_reserved, family.oom = run.end_s, True, None
         elif run.why_not == MAYBE_PREALLOCATED:
             family.reserved_s = run.end_s
         elif run.is_known:
@@ -136,8 +139,11 @@ class PeakStore:
             is_known = len(own.known_s) == self._config.min_runs and own.known_s[0] >= since_s
             is_reserved = not is_known and own.reserved_s is not None and own.reserved_s >= since_s
             if is_reserved:
-                # A flat peak before the first reservation was known was one, too: no death of memory.
-                runs = _since([run for run in user.runs_of({name}) if not run.is_flat], since_s)
+                runs = _since(user.runs_of({name}), since_s)
+            if own.reserved_s is not None:
+                # A flat peak before the reservation was known was one, too: no death of memory.
+                runs = [run for run in runs if not run.is_flat]
+            runs = [run for run in runs if run.end_s > own.void_s or not run.is_known]
             scope = FAMILY if is_known or is_reserved else SIMILAR
             fields = {"scope": scope, "oom": own.oom, **self._fields(runs)}
         until_s = min(

@@ -17,7 +17,7 @@ from advisor.mig.compute_need import Activity, activity_of
 from almanac.config import AdviceSection, Tier
 from almanac.hardware import NEAR
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
-from telemetry.metrics.preallocation import is_reserved_share
+from telemetry.metrics.preallocation import FLAT_SHARE, is_reserved_share
 
 INFORMATIVE = ("telemetry", "jobstats")
 _COUNTERS = ("mean_sm_active_frac", "mean_dram_active_frac")
@@ -36,6 +36,12 @@ SIZELESS = "GPU memory size unknown"
 FAILED_EARLY = "failed before its end"
 PACKED = "packed"
 """Its figures are those of several tasks on each GPU (almanac-pack)."""
+ENDED_EARLY = "ended early"
+"""Before its framework had reserved the memory that the family's other runs reserve."""
+CLEARLY_LOWER = 0.05
+"""Of the capacity, by which a peak must be below a reservation to show that a run reserved nothing."""
+VARIED_RUNS = 3
+"""Flat runs in a row at one share that make a reservation, where the family showed use or another share before."""
 ENDED_WELL = ("COMPLETED", "TIMEOUT", "CANCELLED", "PREEMPTED")
 
 
@@ -149,48 +155,84 @@ class _Record(NamedTuple):
 
 @dataclass
 class _Use:
-    """What a family's runs so far say of flat peaks.
+    """Track whether the flat peaks of a family are reservations or its own use.
 
-    shows_use: a run that ended well peaked at a share that no framework reserves. reserves: one ended well with a peak
-    that was flat, at such a share.
+    flat_frac: share of the capacity that the newest flat run which ended well held; None before the first one.
+    flat_runs: number of newest flat runs at this share. needed: flat runs at one share that make a reservation.
+    shows_use: a run that completed has since peaked clearly lower, so that the program does not reserve memory.
     """
 
+    flat_frac: float | None = None
+    flat_runs: int = 0
+    needed: int = 1
     shows_use: bool = False
-    reserves: bool = False
 
     def read(self, record: _Record, capacity_mib: float, config: AdviceSection) -> Run:
         is_failed = not record.state.startswith(ENDED_WELL)
         peak_mib, is_flat = record.peak_mib, record.evidence == "preallocated"
         is_measured = record.evidence in INFORMATIVE and 0 < peak_mib < math.inf
+        times = int(record.submit_s), int(record.end_s)
+        why_not = ""
         if not is_measured and self._is_need(record, capacity_mib, is_failed, config):
             peak_mib, is_measured = record.highest_mib, True
+        elif is_measured and not is_failed and self._is_lower(peak_mib, capacity_mib):
+            why_not = self._see_lower(record.state)
         elif is_flat and not is_failed:
-            self.reserves = True
-        elif is_measured and not is_failed:
-            self.shows_use |= capacity_mib < math.inf and not is_reserved_share(peak_mib / capacity_mib, capacity_mib)
-        times = int(record.submit_s), int(record.end_s)
-        if not is_measured:
+            self.shows_use = False
+        if is_flat and not is_failed:
+            self._see_flat(record.highest_mib / capacity_mib, is_measured)
+        if not is_measured or why_not:
             verdict = record.verdict if record.verdict != OK else ""
-            why_not = PREALLOCATED if is_flat else verdict or NO_TELEMETRY
+            why_not = why_not or (PREALLOCATED if is_flat else verdict or NO_TELEMETRY)
             if record.evidence == "unclear":
                 why_not, least_mib = MAYBE_PREALLOCATED, record.highest_mib * (1 + config.spike_margin)
                 return Run(math.nan, least_mib, False, False, is_failed, capacity_mib, *times, why_not)
             return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)
         return _measured(peak_mib, capacity_mib, is_failed, is_flat, times, config)
 
-    def _is_need(self, record: _Record, capacity_mib: float, is_failed: bool, config: AdviceSection) -> bool:
-        """Whether the highest sample is the job's own use, although the run's verdict or its flat peak hide it.
+    def _see_flat(self, share: float, is_use: bool) -> None:
+        is_same = self._is_same(share)
+        if not is_same and (is_use or self.flat_frac is not None):
+            self.needed = VARIED_RUNS
+        self.flat_runs = self.flat_runs + 1 if is_same else 1
+        self.flat_frac = share
 
-        A flat peak is, where the family has shown that it reserves nothing. So is that of a run that failed near the
-        capacity, flat or short, unless the family reserves: such a run has died of memory.
+    def _is_same(self, share: float) -> bool:
+        return self.flat_frac is not None and abs(share - self.flat_frac) <= FLAT_SHARE
+
+    def _is_lower(self, peak_mib: float, capacity_mib: float) -> bool:
+        """Return True if a peak lies clearly below what the family reserves. An unknown capacity shows nothing."""
+        share = peak_mib / capacity_mib
+        if not math.isfinite(capacity_mib) or is_reserved_share(share, capacity_mib):
+            return False
+        return self.flat_frac is None or not share > self.flat_frac - CLEARLY_LOWER
+
+    def _see_lower(self, state: str) -> str:
+        """Note a clearly lower peak. Return why the run is no evidence, "" if it is.
+
+        A run of a family that reserves memory shows its use only if it completed: an earlier end can precede the
+        reservation.
+        """
+        self.shows_use |= state.startswith("COMPLETED") or (self.flat_frac is None and state.startswith("TIMEOUT"))
+        return ENDED_EARLY if self.flat_frac is not None and not self.shows_use else ""
+
+    def _is_need(self, record: _Record, capacity_mib: float, is_failed: bool, config: AdviceSection) -> bool:
+        """Return True if the highest sample is the job's own use, although its verdict or its flat peak hide that.
+
+        A flat peak is own use if the family shows use, unless the run ended well at the share of the `needed` flat runs:
+        then the family reserves memory again. So is that of a run that failed near the capacity, flat or short, unless
+        the family reserves: such a run has died of memory.
         """
         if not 0 < record.highest_mib < math.inf:
             return False
         is_flat, is_short = record.evidence in ("preallocated", "unclear"), record.verdict == SHORT
-        if is_flat and self.shows_use:
+        if is_flat and self.shows_use and (is_failed or not self._is_again(record.highest_mib / capacity_mib)):
             return True
         is_near = record.highest_mib >= config.failed_share * capacity_mib
-        return (is_flat or is_short) and is_failed and is_near and (self.shows_use or not self.reserves)
+        return (is_flat or is_short) and is_failed and is_near and (self.shows_use or self.flat_frac is None)
+
+    def _is_again(self, share: float) -> bool:
+        return self._is_same(share) and self.flat_runs + 1 >= self.needed
 
 
 def _measured(

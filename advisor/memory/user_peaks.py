@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,13 +31,17 @@ class PeakFamily:
     """What one user's family, of one GPU count, is remembered by beside its runs.
 
     kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
-    since 1970; reserved_s: of its newest run, where the framework reserved memory. submit_s: of its newest run;
+    since 1970; reserved_s: of its newest run, where the framework reserved memory; has_reserved: an earlier run did.
+    void_s: end of the newest run that reserved memory again; known needs up to it do not count. submit_s: of its newest
+    run;
     comes_again: it was submitted more than once.
     """
 
     kin: deque[Run]
     known_s: deque[int] = field(default_factory=deque)
     reserved_s: int | None = None
+    has_reserved: bool = False
+    void_s: float = -math.inf
     submit_s: int | None = None
     comes_again: bool = False
     largest_mib: float = 0.0

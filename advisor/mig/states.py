@@ -116,17 +116,16 @@ class PartitionStates:
         return next((1 << number for number in self._of_shape[shape] if added >> number & 1), None)
 
     def choose_gpu(self, states: Sequence[int], shape: str) -> tuple[int, int] | None:
-        """Of several GPUs, which one takes an instance, and the bit of its placement; None where nothing fits.
+        """Return the first GPU that an instance fits on, and the bit of its best placement there; None if none fits.
 
-        The highest reachability of the successor wins, then the smallest loss of it, then the GPU's place, then the
-        start.
+        Packing the first GPUs keeps whole ones free. Scores compared across GPUs would spread small instances over
+        empty GPUs, which then refuse large ones.
         """
-        found = [
-            (-self.scores[state | bit], self.scores[state] - self.scores[state | bit], gpu, bit)
-            for gpu, state in enumerate(states)
-            if (bit := self._best[state, shape]) is not None
-        ]
-        return min(found)[2:] if found else None
+        for gpu, state in enumerate(states):
+            bit = self._best[state, shape]
+            if bit is not None:
+                return gpu, bit
+        return None
 
     def can_hold(self, layout: Layout) -> bool:
         """Whether some legal state holds these instances."""

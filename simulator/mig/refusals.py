@@ -1,4 +1,4 @@
-"""First fit against the paper's reachability score (migm-mig-scheduling, 4.2) on jobs that come and go.
+"""First place that fits against the best place by reachability (migm-mig-scheduling, 4.2), on the first GPU with room.
 
 Instances are created and destroyed one by one beside busy ones, in no time. A job that finds no place on any GPU is
 refused and lost. Both rules see the same jobs.

@@ -113,11 +113,79 @@ def test_a_family_that_reserves_does_not_die_of_memory_when_it_fails(history_of:
         assert (evidence.oom, evidence.censored_mib, evidence.runs) == (None, None, 0)
 
 
+LOW: dict[str, Any] = {"hbm_peak_mib": 20000.0}
+
+
+def known(rows: list[dict[str, Any]], history_of: History, config: Config) -> str:
+    """K for a run with a known need, one letter a run; F for a preallocated one, and - for any other."""
+    runs = runs_of(history_of(rows), config.advice, config.tiers)
+    return "".join("K" if run and run.is_known else "F" if run and "prealloc" in run.why_not else "-" for run in runs)
+
+
 def test_a_flat_peak_is_read_by_what_had_ended_before(history_of: History, config: Config) -> None:
     """What a family shows later changes nothing of an earlier run."""
-    rows = [flat(0.75), {"hbm_max_mib": 20000.0}, flat(0.75)]
-    runs = runs_of(history_of(rows), config.advice, config.tiers)
-    assert [run is not None and run.is_known for run in runs] == [False, True, True]
+    assert known([flat(0.75), LOW, flat(0.98)], history_of, config) == "FKK"
+
+
+def test_a_newer_flat_run_takes_back_what_a_lower_run_showed(history_of: History, config: Config) -> None:
+    rows = [flat(0.75), LOW, flat(0.75), LOW, LOW, *[flat(0.75)] * 3]
+    assert known(rows, history_of, config) == "FKFKKFFF"
+    evidence = evidence_of(history_of(rows), config)
+    assert (evidence.runs, evidence.oom, evidence.censored_mib) == (0, None, None)
+    assert evidence_of(history_of([*rows, *[LOW] * 5]), config).runs == 5, "needs from before the reservation are void"
+
+
+EARLY_ENDS = ("CANCELLED", "CANCELLED by 1000", "PREEMPTED", "TIMEOUT", "FAILED", "NODE_FAIL")
+
+
+@pytest.mark.parametrize(
+    # A first run that reached its time limit had all its time, and nothing was reserved before it.
+    ("state", "place"), [each for each in product(EARLY_ENDS, (0, 1, 6)) if each != ("TIMEOUT", 0)],
+)  # fmt: skip
+def test_a_run_that_ended_early_unmasks_no_family_that_reserves(
+    history_of: History, config: Config, state: str, place: int
+) -> None:
+    """Before its reservation stood, its peak is low for that reason alone."""
+    rows = [flat(0.75, 81920.0) for _ in range(12)]
+    rows.insert(place, {**LOW, "state": state})
+    found = known(rows, history_of, config)
+    assert found.replace("-", "").removeprefix("K") == "F" * 12
+    evidence = evidence_of(history_of(rows), config)
+    assert evidence.runs <= 1 and evidence.censored_mib is None
+    if place and not state.startswith(("FAILED", "NODE")):
+        assert evidence.excluded["ended early"] == 1
+
+
+def test_completed_runs_without_a_reservation_unmask_the_family(history_of: History, config: Config) -> None:
+    evidence = evidence_of(history_of([*[flat(0.75, 81920.0)] * 9, *[LOW] * 5]), config)
+    assert (evidence.runs, evidence.highest_mib) == (5, 20000.0)
+
+
+def test_a_completed_run_on_a_gpu_of_unknown_capacity_unmasks_nothing(history_of: History, config: Config) -> None:
+    unknown = {**LOW, "hbm_capacity_mib": math.nan, "tier": None}
+    assert known([flat(0.75), unknown, flat(0.98)], history_of, config)[2] == "F"
+
+
+def test_a_program_that_starts_to_reserve_is_masked_after_three_equal_runs(
+    history_of: History, config: Config
+) -> None:
+    """One flat peak can be what the program uses; equal ones are a reservation, and deaths of memory are none."""
+    rows = [*[LOW] * 5, *[flat(0.98)] * 6]
+    assert known(rows, history_of, config) == "KKKKKKKFFFF"
+    assert evidence_of(history_of(rows), config).censored_mib is None
+    varied = [*[LOW] * 5, flat(0.96), flat(0.98), flat(0.95), flat(0.985)]
+    assert known(varied, history_of, config) == "K" * 9
+
+
+@given(st.lists(st.sampled_from("FFFFKXT"), min_size=1, max_size=40))
+def test_no_single_run_decides_for_good(history_of: History, config: Config, letters: list[str]) -> None:
+    """Whatever came before, three equal flat runs mask a family, and five low completed ones give evidence of it."""
+    rows = {"F": flat(0.75), "K": LOW, "X": {**LOW, "state": "CANCELLED"}, "T": {**LOW, "state": "TIMEOUT"}}
+    before = [rows[letter] for letter in letters]
+    masked = [*before, *[flat(0.75)] * 3]
+    assert known(masked, history_of, config)[-1] == "F"
+    assert evidence_of(history_of(masked), config).censored_mib is None
+    assert known([*before, *[LOW] * 5], history_of, config)[-5:] == "K" * 5
 
 
 @pytest.mark.parametrize(
