@@ -1,0 +1,90 @@
+"""almanac-distribute: root's part of publishing (docs/admin.md). Loads no library, and opens nothing of the store."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import pwd
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from almanac.config import Config
+from almanac.config_file import find_config, load_config
+from almanac.errors import AlmanacError, ConfigError
+from almanac.units import printable
+from slurm_hooks.distribute import SCHED, Distributed, distribute
+
+STAGING = "published"
+"""Folder of the store in which `almanac publish` leaves files."""
+
+
+def main() -> NoReturn:
+    """Entry point of the launcher."""
+    parser = argparse.ArgumentParser(
+        prog="almanac-distribute",
+        description="Give users and Slurm the files that `almanac publish` left in the store. Run it as root.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="configuration file [/etc/almanac/almanac.toml]")
+    parser.add_argument("--from", dest="source", metavar="DIR", help="folder of the files [published, in the store]")
+    parser.add_argument("--to", dest="target", metavar="DIR", help="where they go [hooks.advice_dir]")
+    parser.add_argument("--no-sched", action="store_true", help="leave out sched/, for hosts without a controller")
+    given = parser.parse_args()
+    try:
+        done = _run(given)
+    except AlmanacError as error:
+        _say(f"error: {error}", f"try: {error.hint}" if error.hint else "")
+        sys.exit(error.exit_code)
+    _say(*(f"warning: {each}" for each in done.warnings()))
+    print(summary(done))
+    sys.exit(0)
+
+
+def _say(*lines: str) -> None:
+    for line in filter(None, lines):
+        print(printable(line, 1000), file=sys.stderr)
+
+
+def _run(given: argparse.Namespace) -> Distributed:
+    config = load_config(find_config(given.config))
+    source = Path(given.source or Path(os.environ.get("ALMANAC_STORE") or config.store.path) / STAGING)
+    target = Path(given.target or config.hooks.advice_dir).absolute()
+    return distribute(source, target, None if given.no_sched else sched_gid(config, target))
+
+
+def summary(done: Distributed) -> str:
+    return f"{done.placed} files placed, {done.removed} removed, {done.unchanged} unchanged"
+
+
+def sched_gid(config: Config, target: Path) -> int:
+    """The group that reads sched/: hooks.group, else the one it has, else that of SlurmUser. Raises ConfigError.
+
+    Without root, the caller's own.
+    """
+    if os.geteuid() != 0:
+        return os.getegid()
+    try:
+        if config.hooks.group:
+            return grp.getgrnam(config.hooks.group).gr_gid
+        has = (target / SCHED).stat().st_gid if (target / SCHED).exists() else 0
+        return has or _slurm_gid(config)
+    except KeyError as error:
+        raise ConfigError("no group is known that has to read the advice", "set hooks.group") from error
+
+
+def _slurm_gid(config: Config) -> int:
+    """Raises KeyError, ConfigError."""
+    program = str(Path(config.slurm.bin_dir) / "scontrol") if config.slurm.bin_dir else "scontrol"
+    try:
+        said = subprocess.run([program, "show", "config"], capture_output=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"scontrol does not say who SlurmUser is: {error}", "set hooks.group") from error
+    match = re.search(rb"^SlurmUser\s*=\s*[^(\s]*\((\d{1,10})\)", said, re.MULTILINE)
+    return pwd.getpwuid(int(match[1]) if match else -1).pw_gid
+
+
+if __name__ == "__main__":
+    main()
