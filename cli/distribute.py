@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import grp
+import itertools
 import os
 import pwd
 import re
@@ -14,12 +15,13 @@ from typing import NoReturn
 
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
-from almanac.errors import AlmanacError, ConfigError
+from almanac.errors import AlmanacError, ConfigError, StoreError
 from almanac.units import printable
 from slurm_hooks.distribute import SCHED, Distributed, distribute
+from telemetry.store.atomic import opened
 
-STAGING = "published"
-"""Folder of the store in which `almanac publish` leaves files."""
+FOLDER = "published"
+"""Of the store: `almanac publish` leaves files in it, in one folder for each cluster."""
 
 
 def main() -> NoReturn:
@@ -29,7 +31,9 @@ def main() -> NoReturn:
         description="Give users and Slurm the files that `almanac publish` left in the store. Run it as root.",
     )
     parser.add_argument("--config", metavar="FILE", help="configuration file [/etc/almanac/almanac.toml]")
-    parser.add_argument("--from", dest="source", metavar="DIR", help="folder of the files [published, in the store]")
+    parser.add_argument(
+        "--from", dest="source", metavar="DIR", help="folder of the files [published/CLUSTER in the store]"
+    )
     parser.add_argument("--to", dest="target", metavar="DIR", help="where they go [hooks.advice_dir]")
     parser.add_argument("--no-sched", action="store_true", help="leave out sched/, for hosts without a controller")
     given = parser.parse_args()
@@ -50,9 +54,25 @@ def _say(*lines: str) -> None:
 
 def _run(given: argparse.Namespace) -> Distributed:
     config = load_config(find_config(given.config))
-    source = Path(given.source or Path(os.environ.get("ALMANAC_STORE") or config.store.path) / STAGING)
+    store = Path(os.environ.get("ALMANAC_STORE") or config.store.path)
+    source = Path(given.source) if given.source else source_of(store, config.site.cluster)
     target = Path(given.target or config.hooks.advice_dir).absolute()
     return distribute(source, target, None if given.no_sched else sched_gid(config, target))
+
+
+def source_of(store: Path, cluster: str) -> Path:
+    """The folder of a cluster's files, by default of the only one. Raises ConfigError."""
+    folder = store / FOLDER
+    if cluster:
+        return folder / cluster
+    try:
+        with opened(folder) as handle, os.scandir(handle) as entries:
+            names = [entry.name for entry in itertools.islice(entries, 2)]
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
+    if len(names) != 1:
+        raise ConfigError(f"{folder} has files of several clusters", "set site.cluster, or name a folder with --from")
+    return folder / names[0]
 
 
 def summary(done: Distributed) -> str:

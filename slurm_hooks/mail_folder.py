@@ -39,9 +39,11 @@ def _is_choice(name: str, about: os.stat_result, writers: set[int]) -> bool:
     is_small = stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and about.st_size <= CHOICE_BYTES
     if match := _CHOICE.fullmatch(name):
         return is_small and int(match[1]) == about.st_uid
-    is_writing = name.startswith(TEMPORARY) and time.time() - about.st_ctime < YOUNG_S and about.st_uid not in writers
+    is_young = name.startswith(TEMPORARY) and time.time() - about.st_ctime < YOUNG_S
+    if not (is_small and is_young) or about.st_uid in writers:
+        return False
     writers.add(about.st_uid)
-    return is_small and is_writing
+    return True
 
 
 def _drop(name: str, about: os.stat_result, folder: int) -> int:
