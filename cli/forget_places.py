@@ -92,7 +92,7 @@ def _by_name(store_root: Path, advice_dir: Path, person: Person) -> Iterator[Kep
         yield _locked(manifest_place(outgoing.root, person.name), outgoing.locked)
     for uid in person.uids:
         for kept in published_places(advice_dir, uid):
-            yield _locked(kept, lambda: locked(advice_dir / ".lock"))
+            yield _locked(kept, lambda: locked(advice_dir / ".lock", "publishes now"))
 
 
 def _locked(kept: Kept, lock: Callable[[], AbstractContextManager[None]]) -> Kept:

@@ -71,12 +71,12 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
         own = _publish_own(job)
     except AlmanacError as error:
         failures.append(error)
-    give(store.cluster)
-    if failures:
-        raise failures[-1]
     _warn(own.warnings)
     told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
     click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
+    give(store.cluster)
+    if failures:
+        raise failures[-1]
 
 
 def _warn(warnings: Sequence[str]) -> None:

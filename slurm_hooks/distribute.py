@@ -180,9 +180,9 @@ class _Run:
         self.entries = self.size = self.batch_bytes = 0
 
     def prepare(self) -> None:
-        """Make the folders, and remove what a killed run left."""
+        """Make the folders, and remove what a killed run or an older release left."""
         for name in os.listdir(self.target):  # noqa: PTH208 - of a descriptor
-            if name.startswith(TEMPORARY):
+            if name.startswith(TEMPORARY) or name in (".reports.json", ".waits.lock"):
                 os.unlink(name, dir_fd=self.target)
         with self._open((USER,), is_made=True):
             pass

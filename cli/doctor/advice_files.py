@@ -73,7 +73,10 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
     from telemetry.store.atomic import opened
 
     sizes: Counter[int] = Counter()
-    for _, _, names, handle in os.fwalk(root / "user", follow_symlinks=False):
+    for folder, _, names, handle in os.fwalk(root / "user", follow_symlinks=False) if (root / "user").is_dir() else ():
+        about = os.fstat(handle)
+        if about.st_uid != owner or about.st_mode & 0o022:
+            yield Check(NAME, "warn", f"{printable(folder)}: others can write to it", "run `almanac-distribute`")
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 found = os.stat(name, dir_fd=handle, follow_symlinks=False)

@@ -284,7 +284,8 @@ def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
 
     While a name of the record has no uid only expired ones: a user database may be out of reach, in part or as a whole.
     """
-    gone = [name for name in job.folder.users() if name not in kept and job.folder.path(name, SHOWN).exists()]
+    known = (name for name in job.folder.users() if name not in kept and name.isdecimal())
+    gone = [name for name in known if job.folder.path(name, SHOWN).exists()]
     if not outcome.no_uid:
         return gone
     expired = [name for name in gone if _is_expired(job, name)]

@@ -68,6 +68,7 @@ class Outgoing:
                 for user, name, content in files:
                     temporary = self.root / f"{TEMPORARY}{secrets.token_hex(8)}"
                     staged.append((temporary, self.path(user, name)))
+                    temporary.touch(0o600)
                     temporary.write_bytes(content)
                 flush_file_system(self.root)
                 for temporary, path in staged:
