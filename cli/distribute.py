@@ -43,7 +43,8 @@ def main() -> NoReturn:
         _say(f"error: {error}", f"try: {error.hint}" if error.hint else "")
         sys.exit(error.exit_code)
     _say(*(f"warning: {each}" for each in done.warnings()))
-    print(summary(done))
+    if done.placed or done.removed:
+        print(summary(done))
     sys.exit(0)
 
 
@@ -53,6 +54,8 @@ def _say(*lines: str) -> None:
 
 
 def _run(given: argparse.Namespace) -> Distributed:
+    if given.source and given.target and given.no_sched:
+        return distribute(Path(given.source), Path(given.target).absolute(), None)
     config = load_config(find_config(given.config))
     store = Path(os.environ.get("ALMANAC_STORE") or config.store.path)
     source = Path(given.source) if given.source else source_of(store, config.site.cluster)

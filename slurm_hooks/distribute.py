@@ -69,7 +69,9 @@ class LeftOutError(Exception):
 
 
 def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed:
-    """Copy what is due, remove what is gone, and tidy the choices of mail. sched_gid: None where there is no sched/.
+    """Copy what is due, remove what is gone, and tidy the choices of mail.
+
+    sched_gid: None on a host that has neither sched/ nor the service that reads the choices.
 
     Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
     takes no more: each file is the old one or the new one then.
@@ -83,7 +85,7 @@ def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed
     with _opened_source(source) as folder, explained(target, target), opened(target) as handle, _locked(handle):
         run = _Run(handle, sched_gid)
         run.prepare()
-        for uid in tidy_choices(handle):
+        for uid in tidy_choices(handle) if sched_gid is not None else ():
             run.done.leave_out("entries of the folder mail were no choices, and are removed, by uid", str(uid))
         run.distribute(folder)
         return run.done
