@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,15 +32,26 @@ def leave_root(store: Path, after: Callable[[], object]) -> None:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        os.setsid()  # so that it cannot type into root's terminal
         _become(owner.st_uid, owner.st_gid)
         return
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = _wait(child)
     try:
         after()  # what is whole by now does not wait for the rest
     except AlmanacError:
         if code == 0:
             raise
     sys.exit(code if code >= 0 else 128 - code)
+
+
+def _wait(child: int) -> int:
+    """The exit code of a child, which is ended if this process is interrupted."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        raise
 
 
 def _become(uid: int, gid: int) -> None:
