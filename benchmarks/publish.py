@@ -27,9 +27,9 @@ from advisor.service import train
 from almanac.config_file import parse_config
 from reports.published.folder import OwnFolder
 from reports.published.publish import OwnJob, publish_own
-from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
+from telemetry.store.outgoing import Outgoing
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -172,7 +172,7 @@ def measure(folder: Path) -> list[Figure]:
     filling.join()
     store = Store.open(folder / "store")
     trained = load(store.of(CLUSTER).models_dir)
-    advice = AdviceDir(folder / "advice", os.geteuid(), None)
+    advice = Outgoing(folder / "advice")
     job = PublishRun(
         store.of(CLUSTER), config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0))
     )
@@ -181,10 +181,10 @@ def measure(folder: Path) -> list[Figure]:
     busy_s = processor_s() - before_s
     again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
     renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
-    own = measure_own(OwnJob(store.of(CLUSTER), config, NOW_S, OwnFolder(advice.root, advice.owner_uid)))
+    own = measure_own(OwnJob(store.of(CLUSTER), config, NOW_S, OwnFolder(advice)))
     peak_mib = max(first_mib, again_mib, renewed_mib)
     slowest_s = max(first_s, renewed_s)
-    size = [path.stat().st_size for path in (folder / "advice" / "sched").iterdir()]
+    size = [path.stat().st_size for path in (folder / "advice" / "user").glob("*/advice")]
     return [
         Figure(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, "<= 60", slowest_s <= 60),
         Figure("  for the first time, s", first_s),
@@ -224,7 +224,7 @@ def one_user(folder: Path, number: int) -> tuple[dict[str, float], float]:
     config, store = parse_config({"tiers": TIERS}), Store.create(folder / "store")
     ends = itertools.islice(itertools.product("ghijklmnopqrstuvwxyz", repeat=4), number)
     fill(store, 1, ["x" * 60 + "".join(end) for end in ends], 1)
-    advice = AdviceDir(folder / "advice", os.geteuid(), None)
+    advice = Outgoing(folder / "advice")
     with MemoryWatch() as memory:
         started_s = time.process_time()
         trained = train(load_history(store.of(CLUSTER), running=True), config, NOW_S)

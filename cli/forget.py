@@ -72,15 +72,13 @@ def _require_owner(store: Store) -> None:
 
 def _person(app: App, user: str, uid: int | None) -> Person:
     """The person with every uid under which files may be published. Raises UsageError for another user's uid."""
-    from pathlib import Path
-
     from cli.forget_places import Person
     from reports.published.forget import manifest_uids
     from telemetry.store.user_files import name_of, uid_of
 
     if uid is not None and name_of(uid) not in (None, user):
         raise click.UsageError(f"uid {uid} belongs to {printable(name_of(uid) or '', 80)}: give that of {user}")
-    listed = {each for each in manifest_uids(Path(app.config.hooks.advice_dir), user) if name_of(each) in (None, user)}
+    listed = {each for each in manifest_uids(app.store_root, user) if name_of(each) in (None, user)}
     known = {each for each in (uid, uid_of(user)) if each is not None}
     return Person(user, tuple(sorted(listed | known)))
 

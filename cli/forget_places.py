@@ -82,16 +82,17 @@ def _by_name(store_root: Path, advice_dir: Path, person: Person) -> Iterator[Kep
     from reports.mail.outbox_forget import outbox_place
     from reports.published.forget import manifest_place
     from telemetry.store.atomic import locked
-    from telemetry.store.user_removal import published_places
-
-    def publishing() -> AbstractContextManager[None]:
-        return locked(advice_dir / ".lock", "publishes now")
+    from telemetry.store.outgoing import all_outgoing
+    from telemetry.store.user_removal import published_places, staged_place
 
     yield outbox_place(outbox_path(store_root), person.name)
+    for outgoing in all_outgoing(store_root):
+        for uid in person.uids:
+            yield _locked(staged_place(outgoing.root, uid), outgoing.locked)
+        yield _locked(manifest_place(outgoing.root, person.name), outgoing.locked)
     for uid in person.uids:
         for kept in published_places(advice_dir, uid):
-            yield _locked(kept, publishing)
-    yield _locked(manifest_place(advice_dir, person.name), publishing)
+            yield _locked(kept, lambda: locked(advice_dir / ".lock", "publishes now"))
 
 
 def _locked(kept: Kept, lock: Callable[[], AbstractContextManager[None]]) -> Kept:

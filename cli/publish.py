@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,39 +27,56 @@ _NAMED = 10
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 @click.pass_obj
 def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
-    """Write the advice files that job_submit and sbatch read, one per user and one for everybody else (root, a timer).
+    """Compute the advice files that job_submit and sbatch read, one per user and one for everybody else.
 
     Beside it lie each user's run times by GPU type, for sites with several types (see `almanac waits`).
 
     Then write the reports of each user's newest jobs, which only that user can read. [reports] sets how many.
 
     Only files with changed content are replaced, each as a whole. Every file is renewed after half of
-    hooks.lifetime_hours. With priority.mode = "apply", site factors are applied only if Slurm's weights fit. The store
+    hooks.lifetime_hours. The files wait in the store until root's program `almanac-distribute` gives them to their
+    readers; run as root, this command also does that, after it has done the rest as the store's owner.
+
+    With priority.mode = "apply", site factors are applied only if Slurm's weights fit. The store
     keeps what was published.
     """
     app.require_operator("advice is published for everybody")
+    from cli.root_part import hand_out, leave_root
+
+    target = Path(advice_dir or app.config.hooks.advice_dir).absolute()
+
+    def give(cluster: str | None = app.cluster_name) -> None:
+        if not dry_run:
+            hand_out(app.config, app.store_root, cluster, target, as_json)
+
+    leave_root(app.store_root, give)
+    from reports.published.publish import OwnPublished
     from slurm_hooks.advice.run import prepare, publish_site
     from slurm_hooks.advice.times import PublishedTimes, publish_times
 
     store = app.cluster_store()
-    job, warnings = prepare(store, app.config, app.commands, app.now_s(), advice_dir or "", dry_run)
+    job, warnings = prepare(store, app.config, app.commands, app.now_s(), dry_run)
     done = publish_site(job)
     _warn([*warnings, *done.warnings])
     if not as_json:
         click.echo(_summary(done, dry_run))
-    times, failure = PublishedTimes(), None
+    times, own, failures = PublishedTimes(), OwnPublished(), list[AlmanacError]()
     try:
         times = publish_times(job)
     except AlmanacError as error:  # the users' own reports do not depend on it
-        failure = error
+        failures.append(error)
     if times.written and not as_json:
         click.echo(f"{format_count(times.written)} files of run times by GPU type written")
-    own = _publish_own(job)
+    try:
+        own = _publish_own(job)
+    except AlmanacError as error:
+        failures.append(error)
     _warn(own.warnings)
     told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
     click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
-    if failure:
-        raise failure
+    give(store.cluster)
+    if failures:
+        raise failures[-1]
 
 
 def _warn(warnings: Sequence[str]) -> None:
@@ -67,12 +85,10 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _publish_own(job: PublishRun) -> OwnPublished:
-    """After the advice, which does not wait for it. Raises as publish_own does: the advice is out by then."""
     from reports.published.folder import OwnFolder
     from reports.published.publish import OwnJob, publish_own
 
-    folder = OwnFolder(job.folder.root, job.folder.owner_uid)
-    return publish_own(OwnJob(job.store, job.config, job.now_s, folder, job.is_dry))
+    return publish_own(OwnJob(job.store, job.config, job.now_s, OwnFolder(job.folder), job.is_dry))
 
 
 def _summary(done: Published, is_dry: bool) -> str:
@@ -87,7 +103,6 @@ def _summary(done: Published, is_dry: bool) -> str:
     for users, what in (
         (done.no_uid, "users in the history have no account on this host"),
         (done.shared_uid, "users share a uid and get no file"),
-        (done.not_shown, "users have no file to read: it could not be written to their folder"),
     ):
         lines += _naming(users, what)
     if is_dry and done.changed:
@@ -107,7 +122,6 @@ def _own_summary(own: OwnPublished, is_dry: bool) -> str:
         lines.append(
             f"{format_count(own.unwritable)} reports are too large for a file, or hold a value that JSON cannot hold"
         )
-    lines += _naming(own.not_shown, "users have no reports to read: they could not be written to their folder")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +31,25 @@ def command(app: App, is_published: bool, advice_dir: str | None, as_json: bool)
     Jobs that Slurm holds are left out. Without a trained model, your users' past runs and time limits predict.
     """
     app.require_operator("the queue holds all users' jobs")
+    from cli.root_part import hand_out, leave_root
     from slurm_hooks.advice.waits import gather, publish_waits, read_live_queue
+    from telemetry.store.outgoing import outgoing_of
+
+    target = Path(advice_dir or app.config.hooks.advice_dir).absolute()
+
+    def give(cluster: str | None = app.cluster_name) -> None:
+        if is_published:
+            hand_out(app.config, app.store_root, cluster, target, is_quiet=True)
+
+    leave_root(app.store_root, give)
 
     store = app.cluster_store()
     backend, now_s = app.backend, app.now_s()
     queue = read_live_queue(app.commands, store.cluster)
     found = gather(queue, backend.nodes(), _predictor(app), app.config, now_s)
     if is_published:
-        publish_waits(Path(advice_dir or app.config.hooks.advice_dir).absolute(), os.geteuid(), found.file)
+        publish_waits(outgoing_of(store), found.file)
+        give(store.cluster)
     if as_json:
         click.echo(json_text(_as_json(found)))
     else:

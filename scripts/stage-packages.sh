@@ -76,7 +76,7 @@ trim_program() {
 
 # The client stays small: of compiled modules it gets those that its own commands import. It lacks the
 # simulator and what only operators run.
-LIGHT='cli.advise cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
+LIGHT='cli.advise cli.distribute cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
     slurm_hooks.restart.wrapper slurm_hooks.advice.times_file slurm_hooks.advice.waits_file slurm_hooks.submit.dialogue
     slurm_hooks.submit.type_proposal slurm_hooks.submit.packing_note telemetry.slurm.commands
@@ -125,6 +125,8 @@ write_commands() {
     chmod 755 "$CLIENT/usr/bin/sbatch-almanac"
     write_program "$CLIENT/usr/bin/almanac-restart" "$light" \
         'import sys' '' "$path" 'from slurm_hooks.restart.wrapper import main' '' 'main()'
+    write_program "$CLIENT/usr/sbin/almanac-distribute" "$light" \
+        'import sys' '' "$path" 'from cli.distribute import main' '' 'main()'
     write_program "$CLIENT/usr/bin/almanac-pack" "$light" \
         'import sys' '' "$path" 'from slurm_hooks.pack.launcher import main' '' 'main()'
     mkdir -p "$FULL/usr/sbin"

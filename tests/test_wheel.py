@@ -124,6 +124,8 @@ def test_what_a_caller_sets_neither_breaks_them_nor_runs(scripts: Path, caller: 
         done = caller.run(scripts / name, "--help", environ=environ)
         assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: {name} HOSTLIST")
         assert caller.run(scripts / name, "n1;reboot", environ=environ).returncode in (2, 3)
+    done = caller.run(scripts / "almanac-distribute", "--help", environ=environ)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: almanac-distribute ")
     pack = caller.run(scripts / "almanac-pack", "--items=3", "--", "echo", "{}", environ={**environ, **GPU})
     assert (pack.returncode, pack.stdout) == (0, "") and FOREIGN not in pack.stderr
     assert (caller.planted / "pack-3.out").read_text() == "3\n"

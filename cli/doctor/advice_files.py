@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.errors import FileFormatError
-from almanac.units import format_count, format_duration, printable
+from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
     from slurm_hooks.advice.file import AdviceFile
-    from slurm_hooks.advice.folder import AdviceDir
 
 NAME = "advice files"
 _SHOWN = 5
@@ -24,7 +25,6 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a sym
 
 def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
     """It is fine if nothing is published yet. are_shown: each file needs its copy in user/."""
-    from slurm_hooks.advice.folder import AdviceDir
     from telemetry.store.user_files import writable_by_others
 
     root = Path(app.config.hooks.advice_dir)
@@ -32,8 +32,8 @@ def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
         if not root.exists():
             yield Check(NAME, "ok", f"{root} does not exist: `almanac publish` has not run")
             return
-        folder = AdviceDir(root, root.stat().st_uid)
-        faults = writable_by_others(root, folder.owner_uid)
+        owner = root.stat().st_uid
+        faults = writable_by_others(root, owner)
         if faults:
             yield Check(
                 NAME,
@@ -41,8 +41,9 @@ def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
                 "; ".join(faults),
                 "correct owner and mode: other users who can write there can stop slurmctld",
             )
-        yield from _check_modes(folder)
-        yield from _check_entries(app, folder, are_shown)
+        yield from _check_modes(root)
+        yield from _check_entries(app, root, are_shown)
+        yield from _check_fillers(root, owner)
     except PermissionError as error:
         yield Check(NAME, "warn", f"{error.filename} cannot be read", "run doctor as root")
 
@@ -57,25 +58,59 @@ def check_sched(app: App) -> Iterator[Check]:
         yield Check(NAME, "warn", said, todo, is_blocking=True)
 
 
-def _check_modes(folder: AdviceDir) -> Iterator[Check]:
-    from slurm_hooks.advice.folder import SCHED_MODE
-    from telemetry.store.user_files import FOLDER_MODE
+def _check_modes(root: Path) -> Iterator[Check]:
+    from slurm_hooks.distribute import MODE, SCHED, SCHED_MODE, USER
 
-    for path, mode in ((folder.root, FOLDER_MODE), (folder.sched, SCHED_MODE), (folder.user, FOLDER_MODE)):
+    for path, mode in ((root, MODE), (root / SCHED, SCHED_MODE), (root / USER, MODE)):
         found = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else None
         if found is not None and found != mode:
             yield Check(NAME, "warn", f"{path} has mode {found:04o}, expected {mode:04o}", f"chmod {mode:o} {path}")
 
 
-def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Check]:
+def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
+    """Users with files below the folder that can grow, the largest first: those that `almanac-distribute` mends."""
+    from slurm_hooks.mail_folder import surplus
+    from telemetry.store.atomic import opened
+
+    sizes: Counter[int] = Counter()
+    for folder, _, names, handle in os.fwalk(root / "user", follow_symlinks=False) if (root / "user").is_dir() else ():
+        about = os.fstat(handle)
+        if about.st_uid != owner or about.st_mode & 0o022:
+            yield Check(NAME, "warn", f"{printable(folder)}: others can write to it", "run `almanac-distribute`")
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                if found.st_uid != owner:
+                    sizes[found.st_uid] += found.st_blocks * 512
+    with contextlib.suppress(FileNotFoundError), opened(root / "mail") as mail:
+        for _, found in surplus(mail):
+            sizes[found.st_uid] += found.st_blocks * 512
+    if sizes:
+        named = ", ".join(f"uid {uid} ({format_gib(size / 2**20)})" for uid, size in sizes.most_common(_SHOWN))
+        todo = "run `almanac-distribute`; use a file system with POSIX ACLs, or with quotas, for hooks.advice_dir"
+        yield Check(NAME, "warn", f"{format_count(len(sizes))} users own files that they can fill: {named}", todo)
+
+
+def _is_shown(root: Path, name: str, content: bytes) -> bool:
+    """Whether the user's copy seems to be that content, by its type and size."""
+    from slurm_hooks.advice.folder import shown_path
+
+    with contextlib.suppress(OSError):
+        found = shown_path(root, name).lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(content)
+    return False
+
+
+def _check_entries(app: App, root: Path, are_shown: bool) -> Iterator[Check]:
     """Check every entry of sched/: its kind, and whether job_submit can use it."""
-    from slurm_hooks.advice.file import FIRST_LINES, SITE, is_of_future, parse
-    from slurm_hooks.advice.folder import SCHED_FILE_MODE
+    from slurm_hooks.advice.file import FIRST_LINES, MAX_BYTES, SITE, is_of_future, parse
+    from slurm_hooks.distribute import SCHED, SCHED_FILE_MODE
 
     files: list[AdviceFile] = []
     faults: defaultdict[str, list[str]] = defaultdict(list)
-    for name in folder.names():
-        path = folder.sched / name
+    sched = root / SCHED
+    for path in sorted(sched.iterdir()) if sched.is_dir() else ():
+        name = path.name
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -89,8 +124,9 @@ def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Che
         if name != SITE and not name.isdecimal():
             faults["are not advice files: remove them"].append(name)
             continue
-        content = folder.believed(name) or b""
         try:
+            with path.open("rb") as opened_file:
+                content = opened_file.read(MAX_BYTES + 1)
             file = parse(content, None)
         except FileFormatError as error:
             is_other = not content.startswith(FIRST_LINES)
@@ -102,14 +138,8 @@ def _check_entries(app: App, folder: AdviceDir, are_shown: bool) -> Iterator[Che
             files.append(file)
         if file.expires_s <= app.now_s():
             faults["have expired"].append(name)
-        if are_shown and not folder.is_shown(name, content, int(name) if name != SITE else found.st_uid):
-            is_given = folder.is_given_away(name)
-            what = (
-                "have a folder in user/ that others can write to"
-                if is_given
-                else "have no copy, or a different one, in user/"
-            )
-            faults[what].append(name)
+        if are_shown and not _is_shown(root, name, content):
+            faults["have no copy, or a different one, in user/"].append(name)
     for what, names in faults.items():
         yield Check(NAME, "warn", f"{_named(names)} {what}", "run `almanac publish`")
     yield from _check_whole(app, files)

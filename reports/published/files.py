@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from almanac.errors import FileFormatError, StoreError
 from reports.job.context import JobContext
-from reports.published.folder import INDEX, REPORT_NAME, REPORTS
+from reports.published.folder import INDEX, REPORT_NAME
 from reports.published.format import MAX_FILE_BYTES, OwnIndex, OwnRun, unpack_index, unpack_report
 from telemetry.history import HISTORY
+from telemetry.store.outgoing import REPORTS
 from telemetry.store.schema import schema_of
 from telemetry.store.user_files import read_own, user_folder
 

@@ -10,11 +10,13 @@ from almanac.errors import NotAllowedError
 from almanac.kept import Kept
 from reports.published.folder import MANIFEST
 from telemetry.store.atomic import write_atomically
+from telemetry.store.outgoing import all_outgoing
 
 
-def manifest_uids(root: Path, user: str) -> set[int]:
+def manifest_uids(store: Path, user: str) -> set[int]:
     """The uids under which lists were written for the user, who may have no account any more."""
-    return {int(uid) for uid in _theirs(_read(root), user) if uid.isascii() and uid.isdecimal()}
+    named = (uid for outgoing in all_outgoing(store) for uid in _theirs(_read(outgoing.root), user))
+    return {int(uid) for uid in named if uid.isascii() and uid.isdecimal()}
 
 
 def manifest_place(root: Path, user: str) -> Kept:
@@ -37,7 +39,9 @@ def _read(root: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
     except PermissionError as error:
-        raise NotAllowedError(f"{root / MANIFEST}: only root can read it", "run this as root") from error
+        raise NotAllowedError(
+            f"{root / MANIFEST}: cannot be read", "run this as root, or as the store's owner"
+        ) from error
     return document if isinstance(document, dict) else {}
 
 

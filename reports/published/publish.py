@@ -17,11 +17,12 @@ from almanac.config import Config
 from almanac.units import DAY_S, format_count
 from reports.job.context import JobContext, build_runs
 from reports.published.choice import Chosen, newest_runs
-from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFile, OwnFolder
+from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFolder
 from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, Row, pack_index, pack_report
 from telemetry.history import HISTORY, load_history_table
 from telemetry.job_selection import plain_rows
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.outgoing import REPORTS
 from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
 
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
@@ -35,7 +36,6 @@ class OwnPublished:
 
     lists, reports: files written. waiting: reports left for the next run. removed: users whose files were removed.
     unwritable: jobs whose report is too large, or has a number that JSON cannot hold, now or in an earlier run.
-    not_shown: users who could not be given a file.
     """
 
     lists: int = 0
@@ -43,7 +43,6 @@ class OwnPublished:
     waiting: int = 0
     removed: int = 0
     unwritable: int = 0
-    not_shown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -86,7 +85,8 @@ def publish_own(job: OwnJob, uids: Uids = uid_of, names: Names = name_of) -> Own
     if job.is_dry:
         _publish(job, uids, names, outcome)
         return outcome
-    with job.folder.publishing():
+    with job.folder.outgoing.locked():
+        job.folder.outgoing.prepare()
         _publish(job, uids, names, outcome)
     return outcome
 
@@ -97,15 +97,14 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
     owners = owners_of(chosen, uids)
     people = [_Person(user, uid, chosen[user], job.folder.reports(uid)) for user, uid in owners.uids.items()]
     unwritable = job.folder.unwritable(job.store.cluster)
-    refused = _write_reports(job, people, unwritable, outcome)
+    _write_reports(job, people, unwritable, outcome)
     if unwritable:
         unwritable &= {_name(run) for runs in chosen.values() for run in runs}
     outcome.unwritable = len(unwritable)
     listed = job.folder.listed(job.store.cluster)
-    refused |= _write_lists(job, people, listed, outcome)
+    _write_lists(job, people, listed, outcome)
     gone = _gone(job, listed, owners, names, outcome)
     outcome.removed = len(gone)
-    outcome.not_shown = sorted(person.user for person in people if person.uid in refused)
     if job.is_dry:
         return
     for person in people:
@@ -114,7 +113,6 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
     for uid in gone:
         job.folder.remove_all(uid)
         listed.pop(uid, None)
-    listed = {uid: each for uid, each in listed.items() if uid not in refused}
     job.folder.set_published(job.store.cluster, listed, unwritable)
 
 
@@ -131,8 +129,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> set[int]:
-    """Write due reports, and note their names. Returns the uids that could not be given one."""
+def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> None:
+    """Write due reports, and note their names."""
     missing = [
         (run, person)
         for person in people
@@ -144,17 +142,13 @@ def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str],
     outcome.waiting = len(later)
     if job.is_dry:
         outcome.reports = len(now)
-        return set()
-    refused: set[int] = set()
+        return
     for part in _parts(now):
         made = list(_reports(job, part, unwritable))
-        failed = job.folder.write(file for file, _ in made)
-        for file, person in made:
-            if file.uid not in failed:
-                person.names.add(file.name)
-                outcome.reports += 1
-        refused |= failed
-    return refused
+        job.folder.outgoing.write((str(person.uid), f"{REPORTS}/{name}", content) for person, name, content in made)
+        for person, name, _ in made:
+            person.names.add(name)
+        outcome.reports += len(made)
 
 
 def _parts(missing: Sequence[tuple[Chosen, _Person]]) -> Iterator[list[tuple[Chosen, _Person]]]:
@@ -172,7 +166,7 @@ def _parts(missing: Sequence[tuple[Chosen, _Person]]) -> Iterator[list[tuple[Cho
 
 def _reports(
     job: OwnJob, part: Sequence[tuple[Chosen, _Person]], unwritable: set[str]
-) -> Iterator[tuple[OwnFile, _Person]]:
+) -> Iterator[tuple[_Person, str, bytes]]:
     """The reports of these runs, except runs that left the store or changed their user. Adds to unwritable."""
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
     for context in build_runs(job.store, list(wanted), job.config, job.now_s):
@@ -181,7 +175,7 @@ def _reports(
         if content is None:
             unwritable.add(_name(run))
         elif context.user == person.user:
-            yield OwnFile(person.uid, _name(run), content), person
+            yield person, _name(run), content
 
 
 def _packed(context: JobContext) -> bytes | None:
@@ -193,8 +187,8 @@ def _packed(context: JobContext) -> bytes | None:
     return content if len(content) <= MAX_FILE_BYTES else None
 
 
-def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> set[int]:
-    """Write lists whose jobs or reports changed, and update `listed`. Returns the uids that could not be given one."""
+def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> None:
+    """Write lists whose jobs or reports changed, and update `listed`."""
     changed = []
     for person in people:
         now = Listed(person.user, _list_digest(job, person), max(run.end_s for run in person.runs))
@@ -202,14 +196,12 @@ def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Liste
             changed.append(person)
         listed[person.uid] = now
     outcome.lists = len(changed)
-    refused: set[int] = set()
     for first in range(0, 0 if job.is_dry else len(changed), USERS_AT_ONCE):
         some = changed[first : first + USERS_AT_ONCE]
         history = _history(job, some)
-        refused |= job.folder.write(
-            OwnFile(person.uid, INDEX, pack_index(_index(job, person, history.get(person.user, ())))) for person in some
+        job.folder.outgoing.write(
+            (str(person.uid), INDEX, pack_index(_index(job, person, history.get(person.user, ())))) for person in some
         )
-    return refused
 
 
 def _list_digest(job: OwnJob, person: _Person) -> str:

@@ -15,8 +15,7 @@ from advisor.packing.text import packing_command, packing_sentence, packing_time
 from advisor.service import Trained
 from almanac.config import Config
 from almanac.names import name_key
-from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.packing_file import NAME, PackingRow, render_packing
+from slurm_hooks.advice.packing_file import PackingRow, render_packing
 
 SHARED_GPUS = 1
 """Of a task of almanac-pack, which sees one GPU."""
@@ -48,11 +47,6 @@ def _row(advice: PackingAdvice) -> PackingRow:
     return PackingRow(name_key(family.name_key), family.gpu_count, need_mib, text)
 
 
-def give_packing(folder: AdviceDir, uid: int, rows: Sequence[PackingRow], expires_s: int) -> bool:
-    """Replace one user's file, or take it away where there is nothing to say. False where they cannot be given it: the
-    note is not shown then. Raises StoreError.
-    """
-    if rows:
-        return folder.give(uid, NAME, render_packing(expires_s, rows))
-    folder.take(uid, NAME)
-    return True
+def packing_content(rows: Sequence[PackingRow], expires_s: int) -> bytes | None:
+    """One user's file; None where there is nothing to say."""
+    return render_packing(expires_s, rows) if rows else None

@@ -1,4 +1,4 @@
-"""`almanac publish`: writes an advice file for each user from the store, and `_site` for everybody else.
+"""`almanac publish`: computes an advice file for each user from the store, and `_site` for everybody else.
 
 A user's file is computed again after their history, the models, the settings or the program change, and once half of
 its lifetime is over. It is written if the content changes, or if half of its lifetime is over.
@@ -34,14 +34,17 @@ from slurm_hooks.advice.file import (
     render_row,
     unwritable,
 )
-from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.packing import give_packing
-from slurm_hooks.advice.packing_file import NAME, PackingRow
+from slurm_hooks.advice.folder import SHOWN
+from slurm_hooks.advice.packing import packing_content
+from slurm_hooks.advice.packing_file import NAME as PACKING
+from slurm_hooks.advice.packing_file import PackingRow
 from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, changed_rows, record
 from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
+from slurm_hooks.advice.times_file import NAME as TIMES
 from slurm_hooks.advice.workers import rows_by_user
 from telemetry.history import UserHistories
 from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.outgoing import Outgoing
 from telemetry.store.user_files import Uids, owners_of, uid_of
 
 SPARE_BYTES = 64
@@ -54,7 +57,7 @@ class Published:
 
     written: files whose content changed, renewed: only their lifetime; unchanged: left as they were. cut: families
     that did not fit. no_uid: names that the system does not know; shared_uid: several names of one uid, refused.
-    not_shown: users whose own copy could not be written. families: in the files of all users that this run computed.
+    families: in the files of all users that this run computed.
     """
 
     mode: PriorityMode
@@ -66,7 +69,6 @@ class Published:
     cut: int = 0
     no_uid: list[str] = field(default_factory=list)
     shared_uid: list[str] = field(default_factory=list)
-    not_shown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
 
@@ -78,7 +80,7 @@ class PublishRun:
     store: ClusterStore
     config: Config
     now_s: int
-    folder: AdviceDir
+    folder: Outgoing
     trained: Trained | None
     mode: PriorityMode
     is_dry: bool = False
@@ -91,11 +93,10 @@ class PublishRun:
 
 @dataclass(frozen=True)
 class FileInputs:
-    """A file's name, the user whose it is, and what it is made from."""
+    """A file's name (uid), the user whose it is, and what it is made from."""
 
     name: str
     user: str
-    uid: int
     digest: str
 
 
@@ -107,7 +108,6 @@ def publish(job: PublishRun, uids: Uids = uid_of) -> Published:
             f"tiers cannot be named {', '.join(map(repr, strange))} in advice files",
             'use ASCII without blanks, ";", "="',
         )
-    job.folder.require_safe()
     outcome = Published(job.mode)
     if job.is_dry:
         _publish(job, uids, outcome)
@@ -132,7 +132,7 @@ def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
         newest = histories.newest(SITE_JOBS, since_s)
     finally:
         histories.close()
-    everybody = FileInputs(SITE, EVERYBODY, job.folder.owner_uid, _digest(_settings(job)))
+    everybody = FileInputs(SITE, EVERYBODY, _digest(_settings(job)))
     _plan(job, plan, [(everybody, UserRows(site_rows(newest, job.trained, job.config, job.now_s)))], outcome)
     silent = {each.name for each in stale.values()} - plan.names
     plan.gone = _gone(job, {each.name for each in known} - silent, outcome)
@@ -142,17 +142,16 @@ def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
 
 @dataclass
 class _Plan:
-    """names: files that have rows. files: name, content and uid of those to be written; users: whose they are.
+    """names: files that have rows. files: uid, SHOWN, and content of those to be written.
 
     packing: by uid the rows of the packing file, of all users that this run computed.
     """
 
     names: set[str] = field(default_factory=set)
-    files: list[tuple[str, bytes, int]] = field(default_factory=list)
-    users: dict[str, str] = field(default_factory=dict)
+    files: list[tuple[str, str, bytes]] = field(default_factory=list)
     tables: list[pa.Table] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
-    packing: dict[int, list[PackingRow]] = field(default_factory=dict)
+    packing: dict[str, list[PackingRow]] = field(default_factory=dict)
 
 
 def _plan(job: PublishRun, plan: _Plan, rows: Iterable[tuple[FileInputs, UserRows]], outcome: Published) -> None:
@@ -160,13 +159,12 @@ def _plan(job: PublishRun, plan: _Plan, rows: Iterable[tuple[FileInputs, UserRow
     for known, own in rows:
         plan.names.add(known.name)
         if known.name != SITE:
-            plan.packing[known.uid] = own.packing
-        before, content = _before(job, known.name)
+            plan.packing[known.name] = own.packing
+        before = _before(job, known.name)
         outcome.cut += own.cut
-        after = _after(job, known, own.rows, before, content, outcome)
+        after = _after(job, known, own.rows, before, outcome)
         if after is not None:
-            plan.files.append((known.name, render(after), known.uid))
-            plan.users[known.name] = known.user
+            plan.files.append((known.name, SHOWN, render(after)))
             changes.append(PublishedChange(known.user, before, after))
     plan.tables.append(changed_rows(changes, job.now_s))
 
@@ -180,9 +178,7 @@ def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, 
 
 def _known(job: PublishRun, uids: Mapping[str, int], digests: Mapping[str, str]) -> list[FileInputs]:
     settings = _settings(job)
-    return [
-        FileInputs(str(uid), user, uid, _digest(f"{settings} {user} {digests[user]}")) for user, uid in uids.items()
-    ]
+    return [FileInputs(str(uid), user, _digest(f"{settings} {user} {digests[user]}")) for user, uid in uids.items()]
 
 
 def _digest(text: str) -> str:
@@ -197,25 +193,19 @@ def _settings(job: PublishRun) -> str:
     return repr((FORMAT, __version__, model, sections))
 
 
-def _before(job: PublishRun, name: str) -> tuple[AdviceFile | None, bytes]:
-    """The file that is there, expired or not, and its bytes; None where it is absent, malformed or of the future."""
-    content = job.folder.believed(name) or b""
+def _before(job: PublishRun, name: str) -> AdviceFile | None:
+    """The file that is there, expired or not; None where it is absent, malformed or of the future."""
     try:
-        file = parse(content, None)
+        file = parse(job.folder.read(name, SHOWN) or b"", None)
     except FileFormatError:
-        return None, content
-    return None if is_of_future(file, job.now_s) else file, content
+        return None
+    return None if is_of_future(file, job.now_s) else file
 
 
 def _is_fresh(job: PublishRun, known: FileInputs) -> bool:
-    """Whether nothing has changed that the file is made from, and both copies are there."""
-    before, content = _before(job, known.name)
-    return (
-        before is not None
-        and before.version.endswith(f"-{known.digest}")
-        and not _is_half_over(job, before)
-        and job.folder.is_shown(known.name, content, known.uid)
-    )
+    """Whether nothing has changed that the file is made from."""
+    before = _before(job, known.name)
+    return before is not None and before.version.endswith(f"-{known.digest}") and not _is_half_over(job, before)
 
 
 def _is_half_over(job: PublishRun, file: AdviceFile) -> bool:
@@ -227,7 +217,6 @@ def _after(
     known: FileInputs,
     rows: Sequence[Row],
     before: AdviceFile | None,
-    content: bytes,
     outcome: Published,
 ) -> AdviceFile | None:
     """The file to write; None if the file says the same and is less than half over."""
@@ -237,7 +226,7 @@ def _after(
     if before is None or _said(before) != _said(file):
         outcome.written += 1
         return file
-    if not _is_half_over(job, before) and job.folder.is_shown(known.name, content, known.uid):
+    if not _is_half_over(job, before):
         outcome.unchanged += 1
         return None
     outcome.renewed += 1
@@ -295,7 +284,8 @@ def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
 
     While a name of the record has no uid only expired ones: a user database may be out of reach, in part or as a whole.
     """
-    gone = [name for name in job.folder.names() if name not in kept and name.isdecimal()]
+    known = (name for name in job.folder.users() if name not in kept and name.isdecimal())
+    gone = [name for name in known if job.folder.path(name, SHOWN).exists()]
     if not outcome.no_uid:
         return gone
     expired = [name for name in gone if _is_expired(job, name)]
@@ -307,31 +297,33 @@ def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
 
 def _is_expired(job: PublishRun, name: str) -> bool:
     """Also where the file is malformed: it is not used."""
-    before, _ = _before(job, name)
+    before = _before(job, name)
     return before is None or before.expires_s <= job.now_s
 
 
 def _apply(job: PublishRun, plan: _Plan, outcome: Published) -> None:
     """First what is published is recorded, then it is: a file that hooks have read is never unknown."""
     outcome.removed = len(plan.gone)
-    outcome.changed = [*(name for name, _, _ in plan.files), *plan.gone]
+    outcome.changed = [*(uid for uid, _, _ in plan.files), *plan.gone]
     if job.is_dry:
         return
     record(job.store, pa.concat_tables(plan.tables))
-    if plan.files:
-        outcome.not_shown = [plan.users[name] for name in job.folder.write(plan.files)]
-    for name in plan.gone:
-        job.folder.take(int(name), NAME)
-        job.folder.remove(name)
-    for uid, rows in plan.packing.items():
-        give_packing(job.folder, uid, rows, job.now_s + job.lifetime_s)
+    packing = {uid: packing_content(rows, job.now_s + job.lifetime_s) for uid, rows in plan.packing.items()}
+    files = [*plan.files, *((uid, PACKING, content) for uid, content in packing.items() if content)]
+    if files:
+        job.folder.write(files)
+    for uid, content in packing.items():
+        if not content:
+            job.folder.remove(uid, [PACKING])
+    for uid in plan.gone:
+        job.folder.remove(uid, [SHOWN, PACKING, TIMES])
 
 
 def _removals(job: PublishRun, names: Sequence[str]) -> Iterator[PublishedChange]:
     for name in names:
         try:
             user = pwd.getpwuid(int(name)).pw_name
-            before = parse(job.folder.believed(name) or b"", None)
+            before = parse(job.folder.read(name, SHOWN) or b"", None)
         except (KeyError, OverflowError, FileFormatError):
             continue  # the name is not known any more, and so nothing can be asked by it
         yield PublishedChange(user, before, None)

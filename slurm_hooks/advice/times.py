@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from advisor.speed.learning import SpeedTable
 from advisor.speed.runs import FamilyKey, FamilyRuns, load_speed_runs
@@ -13,10 +13,11 @@ from almanac.config import Config
 from almanac.errors import FileFormatError
 from almanac.units import DAY_S
 from slurm_hooks.advice.file import AdviceFile, parse
-from slurm_hooks.advice.folder import AdviceDir
+from slurm_hooks.advice.folder import SHOWN
 from slurm_hooks.advice.publish import PublishRun
 from slurm_hooks.advice.times_file import NAME, Family, render_times
 from telemetry.history import load_history_table
+from telemetry.store.outgoing import Outgoing
 from telemetry.store.user_files import Uids, owners_of, uid_of
 
 CHUNK = 200
@@ -27,11 +28,10 @@ MIN_TYPES = 2
 
 @dataclass
 class PublishedTimes:
-    """written: files. families: in them. not_shown: users whose file could not be written."""
+    """written: files. families: in them."""
 
     written: int = 0
     families: int = 0
-    not_shown: list[str] = field(default_factory=list)
 
 
 def publish_times(job: PublishRun, uids: Uids = uid_of) -> PublishedTimes:
@@ -48,7 +48,6 @@ def publish_times(job: PublishRun, uids: Uids = uid_of) -> PublishedTimes:
     users = sorted({str(user) for user in found if user})
     owners = owners_of(users, uids).uids
     known = [user for user in users if user in owners]
-    job.folder.require_safe()
     if job.is_dry:
         return outcome
     with job.folder.locked():
@@ -56,34 +55,24 @@ def publish_times(job: PublishRun, uids: Uids = uid_of) -> PublishedTimes:
         for first in range(0, len(known), CHUNK):
             some = known[first : first + CHUNK]
             families = user_families(load_speed_runs(job.store, some, since_s), table, job.config, job.now_s)
-            for user in some:
-                _publish_one(job, user, owners[user], families, table, outcome)
+            files = [(str(owners[user]), _own_times(job, user, owners[user], families, table)) for user in some]
+            job.folder.write((uid, NAME, render_times(job.now_s + job.lifetime_s, own)) for uid, own in files if own)
+            outcome.written += sum(bool(own) for _, own in files)
+            outcome.families += sum(len(own) for _, own in files)
     return outcome
 
 
-def _publish_one(
-    job: PublishRun,
-    user: str,
-    uid: int,
-    families: Mapping[FamilyKey, FamilyRuns],
-    table: SpeedTable,
-    outcome: PublishedTimes,
-) -> None:
+def _own_times(
+    job: PublishRun, user: str, uid: int, families: Mapping[FamilyKey, FamilyRuns], table: SpeedTable
+) -> dict[Family, Sequence[TypeTime]]:
     own = {key: runs for key, runs in families.items() if key.user == user}
-    found = dict(_times(own, table, _bounds(job.folder, uid), job.config))
-    if not found:
-        return
-    if job.folder.give(uid, NAME, render_times(job.now_s + job.lifetime_s, found)):
-        outcome.written += 1
-        outcome.families += len(found)
-    else:
-        outcome.not_shown.append(user)
+    return dict(_times(own, table, _bounds(job.folder, uid), job.config))
 
 
-def _bounds(folder: AdviceDir, uid: int) -> Mapping[Family, int]:
+def _bounds(folder: Outgoing, uid: int) -> Mapping[Family, int]:
     """The memory bounds of the user's families, MiB, as their advice file has them."""
     try:
-        file: AdviceFile = parse(folder.believed(str(uid)) or b"", None)
+        file: AdviceFile = parse(folder.read(str(uid), SHOWN) or b"", None)
     except FileFormatError:
         return {}
     return {(row.key, row.gpus): row.bound_mib for row in file.rows if row.gpus and row.bound_mib is not None}

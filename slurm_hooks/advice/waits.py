@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from advisor.waits.build import build_view, types_on
 from advisor.waits.estimate import estimate_waits
@@ -14,13 +12,13 @@ from almanac.errors import ConfigError
 from almanac.gpu_type_config import GpuType
 from almanac.records import Duration, Request
 from slurm_hooks.advice.file import SITE
-from slurm_hooks.advice.folder import AdviceDir
-from slurm_hooks.advice.waits_file import NAME, WaitsFile, render_waits, waits_path
+from slurm_hooks.advice.waits_file import NAME, WaitsFile, render_waits
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.queue_snapshot import LiveQueue, live_queue
-from telemetry.store.atomic import locked
-from telemetry.store.user_files import FOLDER_MODE, explained, make_folder, put, stage, taken_back
+from telemetry.store.atomic import TEMPORARY, locked, make_folders, write_atomically
+from telemetry.store.outgoing import FOLDER_MODE, Outgoing
+from telemetry.store.user_files import explained
 
 Durations = Callable[[Sequence[Request]], Sequence[Duration | None]]
 """Predicted run times of many submissions, as advisor.services.gpu_time.durations_of gives them."""
@@ -62,22 +60,15 @@ def gather(queue: LiveQueue, nodes: Sequence[Node], durations: Durations, config
     )
 
 
-def publish_waits(root: Path, owner_uid: int, file: WaitsFile) -> None:
-    """Replace the waits file, whole or not at all. Raises ConfigError where others can write there, StoreError.
+def publish_waits(folder: Outgoing, file: WaitsFile) -> None:
+    """Replace the waits file, whole or not at all. Raises StoreError.
 
     It has a lock of its own: `almanac publish` may take longer than waits are used.
     """
-    folder = AdviceDir(root, owner_uid)
-    folder.require_safe()
-    with explained(root, root):
-        for path in (root, folder.user):
-            make_folder(path, FOLDER_MODE)
-    with locked(root / ".waits.lock", "publishes waits"), explained(waits_path(root), root):
-        temporary, handle = stage(root, render_waits(file))
-        try:
-            os.fchmod(handle, 0o444)
-            with taken_back(folder.user / SITE, owner_uid) as place:
-                put(temporary, NAME, place)
-        finally:
-            os.close(handle)
-            temporary.unlink(missing_ok=True)
+    path = folder.path(SITE, NAME)
+    with explained(path, folder.root):
+        make_folders(path.parent, FOLDER_MODE)
+    with locked(folder.root / ".waits.lock", "publishes waits"), explained(path, folder.root):
+        for stale in path.parent.glob(f"{TEMPORARY}*"):
+            stale.unlink()
+        write_atomically(path, render_waits(file))

@@ -1,9 +1,6 @@
-"""Files that root makes and gives to users: whose folders they lie in, and how they are put there.
+"""Files for users: whose they are, in which folder, and what a reader trusts.
 
-    <root>/user/<uid>/...  0400  of that user, in folders 0711 of root's: for showing only, never believed by root
-
-Users can change the content of their files, and can make none. Folders that once were given to their users, with
-whatever they keep there, are taken back. No link is followed, and a file is made where nobody else can write.
+<root>/user/<uid>/...  of root, readable by that user, in folders 0711 (slurm_hooks/distribute.py)
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import ctypes
 import errno
 import os
 import pwd
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from almanac.errors import FileFormatError, StoreError
-from telemetry.store.atomic import TEMPORARY, make_folders, opened
+from telemetry.store.atomic import opened
 
-FOLDER_MODE, FILE_MODE = 0o711, 0o400
+FOLDER_MODE = 0o711
 Uids = Callable[[str], int | None]
 Names = Callable[[int], str | None]
 
@@ -81,67 +77,6 @@ def user_folder(root: Path, name: str) -> Path:
     return root / "user" / name
 
 
-def make_folder(path: Path, mode: int) -> None:
-    """Raises OSError."""
-    make_folders(path, mode)
-    path.chmod(mode)
-
-
-@contextlib.contextmanager
-def taken_back(folder: Path | str, owner_uid: int, within: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder that is made where it is not there, and that only its owner can write to afterwards.
-
-    Raises OSError, also where it is no folder.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700, dir_fd=within)
-    with opened(folder, within) as handle:
-        if owner_uid == 0:
-            os.fchown(handle, 0, -1)
-        os.fchmod(handle, FOLDER_MODE)
-        yield handle
-
-
-def stage(folder: Path, content: bytes) -> tuple[Path, int]:
-    """A file of another name in a folder that is the caller's alone, and its descriptor, which the caller closes."""
-    path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(handle, "wb", closefd=False) as out:
-            out.write(content)
-    except OSError:
-        os.close(handle)
-        path.unlink(missing_ok=True)
-        raise
-    return path, handle
-
-
-def gives(handle: int, uid: int) -> bool:
-    """False where a file cannot be given to a user: their quota is used up, say."""
-    try:
-        os.fchown(handle, uid, -1)
-    except OSError:
-        return False
-    return True
-
-
-def put(temporary: Path, name: str, folder: int) -> None:
-    """Put a file in its place. A folder of that name, made while its folder was the user's, is moved aside.
-
-    Raises OSError, for instance where another file system is mounted on the user's folder.
-    """
-    try:
-        os.rename(temporary, name, dst_dir_fd=folder)
-    except IsADirectoryError:
-        move_aside(name, folder)
-        os.rename(temporary, name, dst_dir_fd=folder)
-
-
-def move_aside(name: str, folder: int) -> None:
-    """What a user kept there stays theirs, under another name. Raises OSError."""
-    os.rename(name, f"{name}-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=folder)
-
-
 def flush_file_system(folder: Path) -> None:
     """Bring to disk what has been written to its file system: one wait for thousands of files. Raises OSError.
 
@@ -153,7 +88,7 @@ def flush_file_system(folder: Path) -> None:
 
 
 def read_own(path: Path, uid: int, most_bytes: int) -> bytes:
-    """Content of a file that was given to a user. Never waits, and follows no link.
+    """Content of a file that was published for a user. Never waits, and follows no link.
 
     Raises FileFormatError where it is not theirs (or root's) alone to write, or larger; OSError.
     """

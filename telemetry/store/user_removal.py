@@ -1,6 +1,6 @@
-"""What lies below hooks.advice_dir for one uid, and how it is removed, for `almanac forget`.
+"""What is published for one uid, and how it is removed, for `almanac forget`.
 
-Users own files below user/ and mail/, and may have owned folders there. No link is followed: each is removed itself.
+Users own files below mail/, and may own some below user/. No link is followed: each is removed itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from pathlib import Path
 from almanac.kept import Kept
 from telemetry.store.atomic import opened
 from telemetry.store.user_files import user_folder
+
+
+def staged_place(root: Path, uid: int) -> Kept:
+    """Files to distribute: once they are gone, `almanac-distribute` removes their copies, too. root: of Outgoing."""
+    folder = user_folder(root, str(uid))
+    return Kept("files to publish", _files(folder), "file", functools.partial(_remove_tree, folder))
 
 
 def published_places(root: Path, uid: int) -> Iterator[Kept]:

@@ -12,7 +12,9 @@ from cli.app import App
 from cli.doctor.advice_files import check_advice_files
 from cli.doctor.findings import Check
 from slurm_hooks.advice.file import AdviceFile, Row, render
-from slurm_hooks.advice.folder import AdviceDir
+from slurm_hooks.advice.folder import SHOWN, shown_path
+from slurm_hooks.distribute import distribute
+from telemetry.store.outgoing import Outgoing
 
 NOW_S = 1_795_256_200
 HOUR_S = 3600
@@ -30,16 +32,30 @@ class Here(App):
         return NOW_S
 
 
+class Folder:
+    """Published files below `root`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.sched, self._outgoing = folder / "advice", folder / "advice" / "sched", Outgoing(folder / "out")
+
+    def write(self, files: dict[str, bytes]) -> None:
+        self._outgoing.prepare()
+        self._outgoing.write((user, SHOWN, content) for user, content in files.items())
+        distribute(self._outgoing.root, self.root, os.getegid())
+
+    def shown(self, user: str) -> Path:
+        return shown_path(self.root, user)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> AdviceDir:
+def folder(tmp_path: Path) -> Folder:
     tmp_path.chmod(0o755)
-    folder = AdviceDir(tmp_path / "advice", os.geteuid())
-    folder.prepare()
-    folder.write([("60001", file(), 60_001 if os.geteuid() == 0 else os.geteuid()), ("_site", file(), os.geteuid())])
+    folder = Folder(tmp_path)
+    folder.write({"60001": file(), "_site": file()})
     return folder
 
 
-def findings(folder: AdviceDir, mode: str = "observe") -> list[Check]:
+def findings(folder: Folder, mode: str = "observe") -> list[Check]:
     app = Here()
     app.__dict__["config"] = Config(hooks=Hooks(advice_dir=str(folder.root)), priority=Priority(mode=mode))
     return list(check_advice_files(app))
@@ -50,17 +66,17 @@ def said(checks: list[Check]) -> str:
 
 
 def test_nothing_published_is_no_fault(tmp_path: Path) -> None:
-    (check,) = findings(AdviceDir(tmp_path / "none", 0))
+    (check,) = findings(Folder(tmp_path))
     assert check.status == "ok"
     assert "does not exist" in check.said
 
 
-def test_whole_files_of_today_are_ok(folder: AdviceDir) -> None:
+def test_whole_files_of_today_are_ok(folder: Folder) -> None:
     (check,) = findings(folder)
     assert (check.status, check.said) == ("ok", "2 files, the newest written 1 min ago")
 
 
-def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: AdviceDir) -> None:
+def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: Folder) -> None:
     os.mkfifo(folder.sched / "60009")
     (folder.sched / "60010").mkdir()
     (folder.sched / "60011").symlink_to("/dev/zero")
@@ -72,21 +88,28 @@ def test_a_fifo_and_other_entries_that_are_no_files_are_named(folder: AdviceDir)
     assert "60011 is a symbolic link" in checks[2].said
 
 
-def test_a_file_that_a_publisher_takes_away_meanwhile_is_no_fault(
-    folder: AdviceDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AdviceDir, "names", lambda self: ["60001", "60002", "_site"])
-    assert said(findings(folder)) == "ok 2 files, the newest written 1 min ago | "
-
-
-def test_a_users_folder_that_others_can_write_to_is_named(folder: AdviceDir) -> None:
+def test_a_users_folder_that_others_can_write_to_is_named(folder: Folder) -> None:
     folder.shown("60001").parent.chmod(0o777)
-    assert "warn 60001 have a folder in user/ that others can write to | run `almanac publish`" in said(
-        findings(folder)
-    )
+    assert f"warn {folder.root}/user/60001: others can write to it | run `almanac-distribute`" in said(findings(folder))
 
 
-def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_users_who_fill_the_file_system_are_named_the_largest_first(folder: Folder) -> None:
+    """A file that is a user's, as without ACLs, and more than a choice in the folder where everybody can make files."""
+    os.chown(folder.shown("60001"), 60_001, -1)
+    mail = folder.root / "mail"
+    mail.mkdir()
+    mail.chmod(0o3733)
+    for uid, name, size in ((60_002, "60002", 4), (60_003, "60003", 3 << 20), (60_004, ".tmp-x", 1 << 20)):
+        (mail / name).write_bytes(b"x" * size)
+        os.chown(mail / name, uid, -1)
+    text = said(findings(folder))
+    assert "warn 3 users own files that they can fill: uid 60003 (" in text
+    assert text.index("uid 60003") < text.index("uid 60004") < text.index("uid 60001")
+    assert "60002" not in text
+
+
+def test_old_foreign_and_broken_files_are_counted_and_named(folder: Folder) -> None:
     for name, content in (
         ("60002", file(NOW_S - 49 * HOUR_S)),
         ("60005", file(NOW_S + 24 * HOUR_S)),
@@ -105,7 +128,7 @@ def test_old_foreign_and_broken_files_are_counted_and_named(folder: AdviceDir) -
     assert "warn 60002, 60005 have no copy, or a different one, in user/" in text
 
 
-def test_modes_that_let_others_in_are_named(folder: AdviceDir) -> None:
+def test_modes_that_let_others_in_are_named(folder: Folder) -> None:
     folder.root.chmod(0o755)
     (folder.sched / "60001").chmod(0o644)
     text = said(findings(folder))
@@ -117,8 +140,8 @@ def test_modes_that_let_others_in_are_named(folder: AdviceDir) -> None:
     assert "others can write to it" in checks[0].said
 
 
-def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: AdviceDir) -> None:
-    folder.write([("60001", file(NOW_S - 30 * HOUR_S), 60_001), ("_site", file(NOW_S - 25 * HOUR_S), os.geteuid())])
+def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: Folder) -> None:
+    folder.write({"60001": file(NOW_S - 30 * HOUR_S), "_site": file(NOW_S - 25 * HOUR_S)})
     checks = findings(folder, "apply")
     assert checks[0].said == "2 files, the newest written 1 d 1 h ago"
     assert "timer" in checks[0].todo

@@ -146,7 +146,11 @@ def _fill_advice(site: Site) -> None:
     (advice / "mail" / f"{UID}.1").write_text("not theirs")
     users = {str(uid): {"user": user, "digest": "x", "newest_end_s": 1} for uid, user in
              ((UID, site.person), (OTHER_UID, site.other))}  # fmt: skip
-    (advice / ".reports.json").write_text(json.dumps({"cluster": "c", "users": users, "unwritable": []}))
+    outgoing = site.folder / "store" / "published" / "c"
+    for uid, user in ((UID, site.person), (OTHER_UID, site.other)):
+        (outgoing / "user" / str(uid)).mkdir(parents=True)
+        (outgoing / "user" / str(uid) / "advice").write_text(user)
+    (outgoing / ".reports.json").write_text(json.dumps({"cluster": "c", "users": users, "unwritable": []}))
     (site.folder / "almanac.toml").write_text(
         f'[hooks]\nadvice_dir = "{advice}"\n[mail]\nspool_dir = "{site.folder}/spool"\n'
     )
@@ -213,7 +217,9 @@ def _require_others_files(site: Site) -> None:
     assert (advice / "sched" / str(OTHER_UID)).read_text() == site.other
     assert sorted(path.name for path in (advice / "user").iterdir()) == [str(OTHER_UID)]
     assert sorted(path.name for path in (advice / "mail").iterdir()) == [f"{UID}.1", str(OTHER_UID)]
-    assert set(json.loads((advice / ".reports.json").read_text())["users"]) == {str(OTHER_UID)}
+    outgoing = site.folder / "store" / "published" / "c"
+    assert [path.name for path in (outgoing / "user").iterdir()] == [str(OTHER_UID)]
+    assert set(json.loads((outgoing / ".reports.json").read_text())["users"]) == {str(OTHER_UID)}
     meta = json.loads((site.store.of("c").models_dir / "duration" / VERSION / "meta.json").read_text())
     assert meta["model"]["vocabularies"] == {"account": ["(removed)", f"{site.other}-lab"], "qos": ["q"]}
     assert [each[0] for each in meta["model"]["unseen"]] == [11]

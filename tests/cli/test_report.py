@@ -23,6 +23,7 @@ from cli.report import command
 from cli.report_running import find_jobs
 from reports.published.folder import OwnFolder
 from reports.published.publish import OwnJob, publish_own
+from telemetry.store.outgoing import Outgoing
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -122,7 +123,7 @@ def published(folder: str, tmp_path: Path) -> Outsider:
     store = Store.open(Path(folder))
     metrics = [{"job_id": job_id, "submit_s": 1_795_000_000, "verdict": "no telemetry"} for job_id, *_ in JOBS]
     store.of("c").write("job_metrics", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
-    job = OwnJob(store.of("c"), config, now_s, OwnFolder(advice, os.geteuid()))
+    job = OwnJob(store.of("c"), config, now_s, OwnFolder(Outgoing(advice)))
     publish_own(job, {"alice": os.getuid()}.get)
     app = outsider(folder, advice)
     shutil.rmtree(store.root)

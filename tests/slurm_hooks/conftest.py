@@ -22,9 +22,9 @@ from advisor.service import Trained, train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
-from slurm_hooks.advice.folder import AdviceDir
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
+from telemetry.store.outgoing import Outgoing
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -111,8 +111,8 @@ class Site:
     mode: str = "observe"
 
     @property
-    def folder(self) -> AdviceDir:
-        return AdviceDir(self.root, os.geteuid())
+    def folder(self) -> Outgoing:
+        return Outgoing(self.root)
 
     def publish(self, uids: Callable[[str], int | None] | None = None, **changes: Any) -> Published:
         job = PublishRun(self.store.of(CLUSTER), self.config, self.now_s, self.folder, self.trained, self.mode)

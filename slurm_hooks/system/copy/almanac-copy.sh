@@ -2,13 +2,13 @@
 # almanac-copy.sh [SETTINGS]: copies published advice to this host, as root. SETTINGS: /etc/default/almanac-copy.
 # Exit status: 0 copied, 3 wrong settings or an unsafe folder, 5 rsync failed (what was copied before stays).
 #
-# Users own the files in user/, and write what they like into them: so modes are set here, and links, FIFOs, devices,
-# and large files are not copied. Only root can make a file in these folders, there and here.
+# Files for users are fetched to .copy, which only root can open, and almanac-distribute gives each to its reader, with
+# the rights that this host's file system allows. Links, FIFOs, devices, and large files are not copied.
 settings=${1:-/etc/default/almanac-copy}
 case $settings in */*) ;; *) settings=./$settings ;; esac
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 USER_SOURCE='' SCHED_SOURCE='' SCHED_GROUP='' SSH_KEY=/etc/almanac/copy.key KNOWN_HOSTS=/etc/almanac/copy.known_hosts
-ADVICE_DIR=/var/lib/almanac-advice
+ADVICE_DIR=/var/lib/almanac-advice DISTRIBUTE=almanac-distribute
 
 refuse() { # WHAT TODO
     printf 'error: %s\ntry: %s\n' "$1" "$2" >&2
@@ -25,16 +25,15 @@ require_own() {
     esac
 }
 
-copy_part() { # PART SOURCE MODE_OF_FOLDERS MODE_OF_FILES LARGEST
-    [ -n "$2" ] || return 0
-    folder=$ADVICE_DIR/$1
-    [ -e "$folder" ] || [ -L "$folder" ] || mkdir -m "$3" "$folder"
+copy_part() { # PART SOURCE FOLDER MODE_OF_FOLDERS MODE_OF_FILES LARGEST OPTION...
+    part=$1 source=$2 folder=$3 modes=D$4,F$5 size=$6
+    [ -n "$source" ] || return 0
+    [ -e "$folder" ] || [ -L "$folder" ] || mkdir -m "$4" "$folder"
     require_own "$folder"
-    group=''
-    if [ "$1" = sched ] && [ -n "$SCHED_GROUP" ]; then group=--chown=0:$SCHED_GROUP; fi
+    shift 6
     # --delete-delay: nothing is missing during the copy. Each file is replaced whole, by rename.
-    rsync --recursive --times --perms --owner --group --numeric-ids $group --chmod="D$3,F$4" --max-size="$5" \
-        --whole-file --delete-delay --exclude='.*' --timeout=300 -- "$2/" "$folder/" || failed="$failed $1"
+    rsync --recursive --times --perms "$@" --chmod="$modes" --max-size="$size" --whole-file --delete-delay \
+        --exclude='.*' --timeout=300 -- "$source/" "$folder/" || failed="$failed $part"
 }
 
 [ -f "$settings" ] && [ -r "$settings" ] || refuse "$settings: cannot be read" "run this as root, or name a file of settings"
@@ -55,10 +54,17 @@ umask 077
 [ -e "$ADVICE_DIR" ] || [ -L "$ADVICE_DIR" ] || mkdir -m 0711 "$ADVICE_DIR"
 require_own "$ADVICE_DIR"
 failed=''
-copy_part user "$USER_SOURCE" 0711 a-wxst 64m
-copy_part sched "$SCHED_SOURCE" 0750 0640 1m
+if [ -n "$USER_SOURCE" ]; then
+    copy=$ADVICE_DIR/.copy
+    [ -e "$copy" ] || [ -L "$copy" ] || mkdir -m 0700 "$copy"
+    require_own "$copy"
+    copy_part user "$USER_SOURCE" "$copy/user" 0700 0600 16m
+    [ -n "$failed" ] || "$DISTRIBUTE" --from "$copy" --to "$ADVICE_DIR" --no-sched >/dev/null || failed=' user'
+fi
+copy_part sched "$SCHED_SOURCE" "$ADVICE_DIR/sched" 0750 0640 1m --owner --group --numeric-ids \
+    ${SCHED_GROUP:+--chown=0:$SCHED_GROUP}
 if [ -n "$failed" ]; then
     printf 'error: not everything was copied:%s; files of the last copy are still in place\n' "$failed" >&2
-    printf 'try: read the message of rsync above; docs/admin.md lists what the source must allow\n' >&2
+    printf 'try: read the message above; docs/admin.md lists what the source must allow\n' >&2
     exit 5
 fi

@@ -11,6 +11,7 @@ from almanac.config import Reports
 from reports.published.files import OwnFiles, open_own
 from reports.published.folder import OwnFolder
 from reports.published.publish import OwnJob, OwnPublished, publish_own
+from telemetry.store.outgoing import Outgoing
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200
@@ -28,7 +29,7 @@ class Publisher:
 
     @property
     def folder(self) -> OwnFolder:
-        return OwnFolder(self.root, os.geteuid())
+        return OwnFolder(Outgoing(self.root))
 
     def __call__(self, **changes: Any) -> OwnPublished:
         config = dataclasses.replace(self.reported.config, reports=self.own)

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import stat
 import subprocess
 from collections.abc import Callable
 from itertools import product
@@ -27,6 +26,7 @@ from almanac.records import Request
 from almanac.tiers import requested_tier
 from slurm_hooks.advice import rows as advice_rows
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, look_up, parse
+from slurm_hooks.advice.folder import SHOWN
 from slurm_hooks.advice.publication_log import published_for
 from telemetry.history import UserHistories, load_history
 from telemetry.store.user_files import uid_of
@@ -40,7 +40,7 @@ Jobs = Callable[[Any, list[dict[str, Any]]], None]
 
 
 def file_of(site: Site, user: str) -> AdviceFile:
-    return parse(site.folder.believed(str(site.uids[user])) or b"", site.now_s)
+    return parse(site.folder.read(str(site.uids[user]), SHOWN) or b"", site.now_s)
 
 
 def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -> None:
@@ -102,7 +102,7 @@ def test_a_past_job_as_a_request_names_the_tier_that_was_asked_for(site: Site) -
 
 def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: Site) -> None:
     site.publish()
-    user, everybody = file_of(site, "u1"), parse(site.folder.believed("_site") or b"", NOW_S)
+    user, everybody = file_of(site, "u1"), parse(site.folder.read("_site", SHOWN) or b"", NOW_S)
     history = load_history(site.store.of(CLUSTER), user="u1", running=True)
     newest = recorded_requests(history[history["gpu_count"] == 2].sort_values("submit_s").tail(1), site.config.tiers)[0]
     advice = advise(dataclasses.replace(newest, job_name=""), history, site.trained, site.config, NOW_S)
@@ -114,26 +114,6 @@ def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: 
     stranger = look_up(None, everybody, "fama-run#", 4)
     assert stranger is not None and stranger.file is everybody and stranger.row.kind == "G"
     assert {row.kind for row in everybody.rows} == {"G", "U"}
-
-
-def test_the_copy_that_is_shown_is_the_one_that_is_believed(site: Site) -> None:
-    site.publish()
-    for name in site.folder.names():
-        assert site.folder.shown(name).read_bytes() == site.folder.believed(name)
-    assert len(site.folder.names()) == 13
-
-
-def test_owners_and_modes(site: Site) -> None:
-    site.publish()
-    assert stat.S_IMODE(site.root.stat().st_mode) == 0o711
-    assert stat.S_IMODE(site.folder.sched.stat().st_mode) == 0o750
-    assert stat.S_IMODE(site.folder.user.stat().st_mode) == 0o711
-    assert stat.S_IMODE((site.folder.sched / "60001").stat().st_mode) == 0o640
-    own, folder = site.folder.shown("60001").stat(), site.folder.shown("60001").parent.stat()
-    assert stat.S_IMODE(own.st_mode) == 0o400
-    assert stat.S_IMODE(site.folder.shown("_site").stat().st_mode) == 0o444
-    assert (own.st_uid, folder.st_uid) == (60001 if IS_ROOT else os.geteuid(), os.geteuid())
-    assert stat.S_IMODE(folder.st_mode) == 0o711
 
 
 def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_record_did(
@@ -149,7 +129,7 @@ def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_r
     site.now_s += 7200
     assert site.publish().changed == ["60003", "_site"]
     changed = {name for name, content in site.files().items() if before[name] != content}
-    assert changed == {"sched/60003", "user/60003/advice", "sched/_site", "user/_site/advice"}
+    assert changed == {"user/60003/advice", "user/_site/advice"}
     assert file_of(site, "u3").find("new", 16) is not None
 
 
@@ -194,11 +174,10 @@ def test_files_go_with_their_users_once_expired_and_with_their_last_recent_job(s
     assert site.publish(gone.get).removed == 0
     site.now_s += 1
     assert site.publish(gone.get).removed == 1
-    assert not (site.folder.sched / "60004").exists()
-    assert not site.folder.shown("60004").parent.exists()
+    assert not site.folder.path("60004", SHOWN).parent.exists()
     site.now_s += 200 * DAY_S  # nobody has run anything within advice.history_days
     assert site.publish(gone.get).removed == 11
-    assert site.folder.names() == ["_site"]
+    assert site.folder.users() == ["_site"]
 
 
 def test_files_stay_while_the_user_database_is_out_of_reach(site: Site) -> None:
@@ -207,7 +186,7 @@ def test_files_stay_while_the_user_database_is_out_of_reach(site: Site) -> None:
     assert done.removed == 0
     assert len(done.no_uid) == 12
     assert "12 files of nobody known are kept until they expire" in done.warnings[0]
-    assert len(site.folder.names()) == 13
+    assert len(site.folder.users()) == 13
 
 
 def test_files_stay_while_a_part_of_the_user_database_is_out_of_reach(site: Site) -> None:
@@ -215,7 +194,7 @@ def test_files_stay_while_a_part_of_the_user_database_is_out_of_reach(site: Site
     site.publish()
     done = site.publish({"u3": site.uids["u3"]}.get)
     assert (done.removed, len(done.no_uid)) == (0, 11)
-    assert len(site.folder.names()) == 13
+    assert len(site.folder.users()) == 13
     assert site.publish().warnings == []
 
 
@@ -229,119 +208,14 @@ def test_users_without_a_uid_and_names_that_share_one_get_no_file(site: Site) ->
     assert [uid_of(name) for name in ("nobody-has-this-name", "", "a\0b", "../root", "\n")] == [None] * 5
 
 
-@pytest.mark.parametrize("where", ["", "sched", "user", ".."])
-def test_nothing_is_published_where_others_can_write(site: Site, where: str) -> None:
-    site.publish()
-    path = (site.root / where).resolve()
-    path.chmod(0o777)
-    with pytest.raises(ConfigError, match="others can write to it") as caught:
-        site.publish()
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")
-def test_nothing_is_published_in_another_users_folder(site: Site) -> None:
-    site.publish()
-    os.chown(site.root, 60_001, -1)
-    with pytest.raises(ConfigError, match="belongs to uid 60001"):
-        site.publish()
-
-
 def test_two_publishers_do_not_meet(site: Site) -> None:
     with site.folder.locked():
         site.folder.prepare()
-        staged = site.folder.user / ".tmp-1"
+        staged = site.folder.root / ".tmp-1"
         staged.write_text("what the one who holds the lock is about to put in place")
         with pytest.raises(BusyError):
             site.publish()
         assert staged.exists()
-
-
-def test_what_users_put_into_folders_that_once_were_theirs_harms_nobody(site: Site, tmp_path: Path) -> None:
-    site.publish()
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    for user, plant in (("u1", "link"), ("u2", "folder"), ("u3", "fifo")):
-        place = site.folder.shown(str(site.uids[user]))
-        place.parent.chmod(0o777)
-        if IS_ROOT:
-            os.chown(place.parent, site.uids[user], site.uids[user])
-        place.unlink()
-        if plant == "link":
-            place.symlink_to(secret)
-        elif plant == "folder":
-            (place / "full").mkdir(parents=True)
-        else:
-            os.mkfifo(place)
-    done = site.publish()
-    assert done.not_shown == []
-    assert secret.read_text() == "secret"
-    for user in ("u1", "u2", "u3"):
-        shown = site.folder.shown(str(site.uids[user]))
-        folder = shown.parent.lstat()
-        assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (os.geteuid(), 0o711)
-        assert shown.lstat().st_size == len(shown.read_bytes())
-        assert parse(shown.read_bytes(), NOW_S) == file_of(site, user)
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="only root can give a folder away")
-def test_folders_that_were_given_to_their_users_are_taken_back_by_the_next_run(site: Site) -> None:
-    site.publish()
-    folder = site.folder.shown("60001").parent
-    os.chown(folder, 60_001, 60_001)
-    folder.chmod(0o500)
-    done = site.publish()
-    assert (done.changed, done.not_shown) == (["60001"], [])
-    assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (0, 0o711)
-    assert site.publish().changed == []
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="only root can mount")
-def test_another_file_system_on_one_users_folder_keeps_no_other_user_from_their_file(site: Site) -> None:
-    site.publish()
-    folder = site.folder.shown("60001").parent
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,uid=60001,mode=700", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        site.now_s += 25 * HOUR_S
-        done = site.publish()
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-    assert done.not_shown == ["u1"]
-    assert file_of(site, "u1").written_s == site.now_s
-    for user in ("u2", "u11"):
-        assert parse(site.folder.shown(str(site.uids[user])).read_bytes(), site.now_s).written_s == site.now_s
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="only root can give a file away")
-def test_a_user_whose_quota_is_used_up_keeps_no_other_user_from_their_file(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.fchown
-
-    def fchown(handle: int, uid: int, gid: int) -> None:
-        if uid == 60_001:
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        real(handle, uid, gid)
-
-    monkeypatch.setattr("os.fchown", fchown)
-    done = site.publish()
-    assert (done.written, done.not_shown) == (13, ["u1"])
-    assert file_of(site, "u1").rows
-    assert sorted(path.name for path in site.folder.user.iterdir()) == sorted({*site.folder.names()} - {"60001"})
-
-
-def test_a_folder_in_the_place_of_a_copy_does_not_keep_files_from_being_taken_away(site: Site) -> None:
-    site.publish()
-    for user in ("u1", "u2"):
-        place = site.folder.shown(str(site.uids[user]))
-        place.unlink()
-        (place / "full").mkdir(parents=True)
-    site.now_s += 200 * DAY_S
-    assert site.publish().removed == 12
-    assert site.folder.names() == ["_site"]
-    assert site.folder.shown("60001").is_dir()
 
 
 def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of: Jobs) -> None:
@@ -357,7 +231,7 @@ def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of
     ]
     jobs_of(site.store, rows)
     done = site.publish()
-    content = site.folder.believed("60000") or b""
+    content = site.folder.read("60000", SHOWN) or b""
     assert MAX_BYTES - 500 < len(content) <= MAX_BYTES
     families = [row.key for row in parse(content, NOW_S).rows if row.kind == "F"]
     assert families[0] == names[-1][:64]
@@ -436,9 +310,9 @@ def test_hostile_names_stay_within_their_fields(site: Site, jobs_of: Jobs) -> No
         )
     done = site.publish({**site.uids, "eve": 60_666}.get)
     assert done.no_uid == ["../eve", "eve\n", "root\0"]
-    file = parse(site.folder.believed("60666") or b"", NOW_S)
+    file = parse(site.folder.read("60666", SHOWN) or b"", NOW_S)
     assert sum(row.kind == "F" for row in file.rows) == len(names)
-    assert all(stat.S_ISREG(path.lstat().st_mode) for path in site.folder.sched.iterdir())
+    assert all(name == "_site" or name.isdecimal() for name in site.folder.users())
 
 
 def test_tiers_that_a_file_cannot_name_are_refused(site: Site) -> None:
@@ -450,7 +324,7 @@ def test_tiers_that_a_file_cannot_name_are_refused(site: Site) -> None:
 def test_without_a_model_the_rolling_estimate_serves_and_strangers_get_nothing(site: Site) -> None:
     site.trained = None
     site.publish()
-    file, everybody = file_of(site, "u1"), parse(site.folder.believed("_site") or b"", NOW_S)
+    file, everybody = file_of(site, "u1"), parse(site.folder.read("_site", SHOWN) or b"", NOW_S)
     assert len(file.rows) > 3
     assert everybody.rows == ()
     assert site.publish().written == 0
@@ -460,10 +334,10 @@ def test_without_a_model_the_rolling_estimate_serves_and_strangers_get_nothing(s
 
 
 def put(folder: Any, letter: str) -> None:
-    folder.write((name, letter.encode() * 9000, os.geteuid()) for name in ("1", "2", "_site"))
+    folder.write((name, SHOWN, letter.encode() * 9000) for name in ("1", "2", "_site"))
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename", "open", "fchmod", "close"])
+@pytest.mark.parametrize("call", ["rename", "open", "mkdir", "close"])
 def test_killed_at_any_moment_every_file_is_the_old_one_or_the_new_one(site: Site, call: str) -> None:
     site.folder.prepare()
     put(site.folder, "o")
@@ -476,7 +350,7 @@ def test_killed_at_any_moment_every_file_is_the_old_one_or_the_new_one(site: Sit
             os._exit(0)
         died = os.waitpid(child, 0)[1] != 0
         contents = {name: site.files().get(name) for name in site.files() if ".tmp-" not in name}
-        assert len(contents) == 6
+        assert len(contents) == 3
         assert set(contents.values()) <= {b"o" * 9000, b"n" * 9000}
         outcomes.add((died, len(set(contents.values()))))
         site.folder.prepare()
@@ -485,12 +359,10 @@ def test_killed_at_any_moment_every_file_is_the_old_one_or_the_new_one(site: Sit
         if not died:
             break
     assert (False, 1) in outcomes
-    assert (True, 2) in outcomes or call == "fsync"
+    assert (True, 2) in outcomes or call != "rename"
 
 
 def _die_at(call: str, after: int) -> None:
-    import slurm_hooks.advice.folder as module
-
     count, real = [0], getattr(os, call)
 
     def counted(*args: Any, **named: Any) -> Any:
@@ -499,7 +371,7 @@ def _die_at(call: str, after: int) -> None:
             os.kill(os.getpid(), 9)
         return real(*args, **named)
 
-    setattr(module.os, call, counted)
+    setattr(os, call, counted)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -511,7 +383,7 @@ def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, mo
     def full(folder: Path) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("slurm_hooks.advice.folder.flush_file_system", full)
+    monkeypatch.setattr("telemetry.store.outgoing.flush_file_system", full)
     with pytest.raises(StoreError, match=os.strerror(error)) as caught:
         site.publish()
     assert ("make room" in caught.value.hint) == (error != errno.EIO)
@@ -521,14 +393,14 @@ def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, mo
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount a small disk")
 def test_a_disk_that_is_really_full(site: Site, tmp_path: Path) -> None:
     site.root.mkdir(mode=0o711)
-    # 26 files of a page each fit once, but not twice.
-    mount = ["mount", "-t", "tmpfs", "-o", "size=160k,mode=711", "tmpfs", str(site.root)]
+    # 13 files of a page each fit once, but not twice.
+    mount = ["mount", "-t", "tmpfs", "-o", "size=92k,mode=711", "tmpfs", str(site.root)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system may be mounted here")
     try:
         site.publish()
         before = site.files()
-        assert len(before) == 26
+        assert len(before) == 13
         site.now_s += 25 * HOUR_S
         with pytest.raises(StoreError, match="No space left"):
             site.publish()

@@ -66,7 +66,7 @@ ASKED = Request(
 
 
 def shown_to(site: Site, request: Request) -> Any:
-    own, everybody = (site.folder.believed(name) for name in (str(site.uids[request.user]), "_site"))
+    own, everybody = (site.folder.read(name, "advice") for name in (str(site.uids[request.user]), "_site"))
     return from_files(request, parse(own, NOW_S), parse(everybody, NOW_S))
 
 

@@ -16,8 +16,10 @@ from almanac.records import Request
 from slurm_hooks.advice.times_file import PublishedTime
 from slurm_hooks.advice.waits import gather, publish_waits
 from slurm_hooks.advice.waits_file import WaitsFile, parse_waits, render_waits, usable_waits, waits_path
+from slurm_hooks.distribute import distribute
 from telemetry.slurm.backend import Node
 from telemetry.slurm.queue_snapshot import LiveGpuJob, LiveQueue
+from telemetry.store.outgoing import Outgoing
 
 NOW_S = 1_795_256_100
 TYPES = (GpuType(name="a100", gres="a100"), GpuType(name="h100", constraint="h100_80"))
@@ -64,14 +66,15 @@ def test_a_malformed_file_is_not_used(old: bytes, new: bytes) -> None:
 
 def test_a_published_file_is_everybodys_to_read_and_nobodys_to_write(tmp_path: Path) -> None:
     root = tmp_path / "advice"
-    publish_waits(root, os.geteuid(), FILE)
-    publish_waits(root, os.geteuid(), FILE)
+    publish_waits(Outgoing(tmp_path / "outgoing"), FILE)
+    publish_waits(Outgoing(tmp_path / "outgoing"), FILE)
+    distribute(tmp_path / "outgoing", root, None)
     path = waits_path(root)
     assert path.stat().st_mode & 0o7777 == 0o444
     assert path.parent.stat().st_mode & 0o7777 == 0o711
     assert usable_waits(root, NOW_S + 10) == FILE
     assert usable_waits(root, NOW_S + 700) is None
-    assert sorted(each.name for each in root.iterdir()) == [".waits.lock", "user"]
+    assert sorted(each.name for each in root.iterdir()) == [".lock", "user"]
     path.unlink()
     os.mkfifo(path)
     assert usable_waits(root, NOW_S) is None

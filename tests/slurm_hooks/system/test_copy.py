@@ -7,10 +7,13 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from slurm_hooks.reader_rights import ACL, acl_for, acl_on
 
 SCRIPT = Path(__file__).parents[3] / "slurm_hooks" / "system" / "copy" / "almanac-copy.sh"
 IS_ROOT = os.getuid() == 0
@@ -28,6 +31,9 @@ class Hosts:
             path.mkdir()
             path.chmod(mode)
         os.chown(self.source / "sched", -1, SLURM)
+        self.launcher = root / "distribute"
+        self.launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.distribute "$@"\n')
+        self.launcher.chmod(0o755)
         self.give("user/2001/advice", b"advice of alice", 0o400, ALICE)
         self.give("user/_site/advice", b"advice for all", 0o444)
         self.give("user/2001/reports/7-1-ab", b"report", 0o400, ALICE)
@@ -48,7 +54,9 @@ class Hosts:
 
     def set(self, *lines: str, parts: str = "user sched") -> None:
         sources = [f"{part.upper()}_SOURCE={self.source}/{part}" for part in parts.split()]
-        self.settings.write_text("\n".join([*sources, f"ADVICE_DIR={self.here}", *lines, ""]))
+        self.settings.write_text(
+            "\n".join([*sources, f"ADVICE_DIR={self.here}", f"DISTRIBUTE={self.launcher}", *lines, ""])
+        )
 
     def copy(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -56,8 +64,9 @@ class Hosts:
         )
 
     def copied(self) -> dict[str, tuple[str, int, int]]:
-        """Mode, owner, and group of everything that is here now."""
-        found = {path: path.lstat() for path in self.here.rglob("*")}
+        """Mode, owner, and group of everything that is here now, but for what root alone can open."""
+        paths = [path for path in self.here.rglob("*") if not str(path.relative_to(self.here)).startswith(".")]
+        found = {path: path.lstat() for path in paths}
         return {
             str(path.relative_to(self.here)): (oct(stat.S_IMODE(at.st_mode)), at.st_uid, at.st_gid)
             for path, at in sorted(found.items())
@@ -69,22 +78,38 @@ def hosts(tmp_path: Path) -> Hosts:
     return Hosts(tmp_path)
 
 
-def test_each_file_keeps_its_owner_and_nobody_elses_eyes_get_to_it(hosts: Hosts) -> None:
+def test_each_file_is_roots_and_nobody_elses_eyes_get_to_it(hosts: Hosts) -> None:
     done = hosts.copy()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     me, mine = os.getuid(), os.getgid()
+    mode = "0o440" if IS_ROOT else "0o400"
     assert hosts.copied() == {
         "sched": ("0o750", me, SLURM),
         "sched/2001": ("0o640", me, SLURM),
         "user": ("0o711", me, mine),
         "user/2001": ("0o711", me, mine),
-        "user/2001/advice": ("0o400", ALICE, mine),
+        "user/2001/advice": (mode, me, mine),
         "user/2001/reports": ("0o711", me, mine),
-        "user/2001/reports/7-1-ab": ("0o400", ALICE, mine),
+        "user/2001/reports/7-1-ab": (mode, me, mine),
         "user/_site": ("0o711", me, mine),
         "user/_site/advice": ("0o444", me, mine),
     }
     assert stat.S_IMODE(hosts.here.stat().st_mode) == 0o711
+    assert stat.S_IMODE((hosts.here / ".copy").stat().st_mode) == 0o700
+    assert not IS_ROOT or acl_on(str(hosts.here / "user/2001/advice")) == acl_for(ALICE)
+    assert hosts.copy().returncode == 0
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="gives a file away")
+def test_files_that_came_back_with_other_rights_are_mended(hosts: Hosts) -> None:
+    """An older release copied them as their users' own."""
+    assert hosts.copy().returncode == 0
+    path = hosts.here / "user/2001/advice"
+    os.removexattr(path, ACL)
+    os.chown(path, ALICE, ALICE)
+    assert hosts.copy().returncode == 0
+    assert hosts.copied()["user/2001/advice"][:2] == ("0o440", 0)
+    assert acl_on(str(path)) == acl_for(ALICE)
 
 
 def test_a_new_file_replaces_the_old_one_whole_and_what_is_gone_there_goes_here(hosts: Hosts) -> None:
@@ -117,13 +142,13 @@ def test_what_a_user_can_do_to_their_own_file_does_no_harm_here(hosts: Hosts) ->
     finally:
         bound.close()
         os.close(folder)
-    assert hosts.copied()["user/2001/advice"][0] == "0o444"
+    assert hosts.copied()["user/2001/advice"][0] == ("0o440" if IS_ROOT else "0o400")
     names = {path.name for path in hosts.here.rglob("*")}
     assert names.isdisjoint({"8-1-cd", "link", "2002", "socket"})
 
 
 @pytest.mark.parametrize("what", ["a link", "open to others", "a file"])
-@pytest.mark.parametrize("name", ["", "sched"])
+@pytest.mark.parametrize("name", ["", "sched", ".copy"])
 def test_a_folder_that_others_could_write_to_is_refused(hosts: Hosts, what: str, name: str) -> None:
     hosts.here.mkdir(mode=0o711)
     path, aside = hosts.here / name, hosts.here.parent / "aside"
@@ -137,7 +162,7 @@ def test_a_folder_that_others_could_write_to_is_refused(hosts: Hosts, what: str,
         path.symlink_to(aside) if what == "a link" else path.write_text("")
     done = hosts.copy()
     assert done.returncode == 3
-    assert done.stderr.startswith(f"error: {path}".rstrip("/")) and "\ntry: " in done.stderr
+    assert done.stderr.startswith("error: ") and str(path) in done.stderr and "\ntry: " in done.stderr
     assert not aside.exists() or list(aside.iterdir()) == []
 
 
@@ -196,7 +221,7 @@ def test_it_copies_from_an_rsync_daemon(hosts: Hosts, tmp_path: Path) -> None:
         finally:
             server.terminate()
     assert (done.returncode, done.stderr) == (0, "")
-    assert hosts.copied()["user/2001/advice"][:2] == ("0o400", ALICE)
+    assert hosts.copied()["user/2001/advice"][:2] == ("0o440" if IS_ROOT else "0o400", os.getuid())
     assert not (hosts.here / "sched").exists()
 
 
@@ -215,7 +240,7 @@ def test_over_ssh_it_gets_only_the_folder_that_the_key_allows(hosts: Hosts, tmp_
     hosts.set(path, "USER_SOURCE=almanac1:", parts="")
     done = hosts.copy()
     assert (done.returncode, done.stderr) == (0, "")
-    assert hosts.copied()["user/2001/advice"][:2] == ("0o400", ALICE)
+    assert hosts.copied()["user/2001/advice"][:2] == ("0o440" if IS_ROOT else "0o400", os.getuid())
     assert {"-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "host almanac1"} <= set(log.read_text().splitlines())
     hosts.set(path, "SCHED_SOURCE=almanac1:../sched", parts="")
     assert hosts.copy().returncode == 5

@@ -26,6 +26,7 @@ SERVICES = sorted((SYSTEM / "systemd").glob("*.service"))
 TIMERS = sorted((SYSTEM / "systemd").glob("*.timer"))
 COPY = [SYSTEM / "copy" / f"almanac-copy.{kind}" for kind in ("service", "timer")]
 """Units of slurm-almanac-client."""
+TELL = 'echo "$(umask)" "$@"'
 NOBODY = (
     pwd.getpwnam("nobody").pw_uid,
     pwd.getpwnam("nobody").pw_gid,
@@ -47,6 +48,9 @@ def service_of(path: Path) -> configparser.SectionProxy:
 
 def parses(words: list[str]) -> str:
     """The command that a line runs; fails where it or one of its options does not exist."""
+    if Path(words[0]).name == "almanac-distribute":
+        assert len(words) == 1
+        return "distribute"
     assert Path(words[0]).name == "almanac"
     assert words[1] in COMMANDS
     command = cli.get_command(click.Context(cli), words[1])
@@ -65,7 +69,7 @@ def cron_words(line: str) -> tuple[str, list[str]]:
     """The user of a line and the words from `almanac` on, without the redirection."""
     user, command = line.split(maxsplit=6)[5:]
     words = shlex.split(re.split(">>|2>&1", command.split(";", 1)[1])[0])
-    return user, words[max(at for at, word in enumerate(words) if word == "almanac") :]
+    return user, words[max(at for at, word in enumerate(words) if word in ("almanac", "almanac-distribute")) :]
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
@@ -73,7 +77,7 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
     service = unit(path)["Service"]
     assert service["Type"] == "oneshot"
     assert path.stem == f"almanac-{parses(shlex.split(service['ExecStart']))}"
-    assert service["ExecStart"].startswith("/usr/bin/almanac ")
+    assert service["ExecStart"].startswith(("/usr/bin/almanac ", "/usr/sbin/almanac-distribute"))
     timer = unit(path.with_suffix(".timer"))
     assert timer["Install"]["WantedBy"] == "timers.target"
     assert timer["Timer"]["OnCalendar"]
@@ -81,7 +85,7 @@ def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -
 
 def test_every_timer_has_its_service() -> None:
     assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 12
+    assert len(TIMERS) == 13
 
 
 def test_a_missed_power_run_is_not_made_up_for_and_one_that_hangs_ends_before_the_next_but_one() -> None:
@@ -103,11 +107,11 @@ def test_services_are_hardened(path: Path) -> None:
         assert (
             service["TimeoutStartSec"] == "1h"
         )  # systemd sets none, and a run that hangs keeps the next from starting
-    if path.stem in ("almanac-publish", "almanac-waits"):
+    if path.stem == "almanac-distribute":
         assert service["User"] == "root"
-        assert service["Group"] == "almanac"
         assert set(service["CapabilityBoundingSet"].split()) == {"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER"}
-        folders.add("/var/lib/almanac-advice")
+        assert service["TimeoutStartSec"] and service["MemoryMax"]
+        folders = {"/var/lib/almanac-advice"}
     else:
         assert service["User"] == "almanac"
         assert service["CapabilityBoundingSet"] == ""
@@ -117,11 +121,11 @@ def test_services_are_hardened(path: Path) -> None:
     assert set(service["ReadWritePaths"].split()) == folders
 
 
-def test_the_copy_is_hardened_as_publish_is_and_writes_to_the_advice_only() -> None:
-    copy, publish = (unit(path)["Service"] for path in (COPY[0], SYSTEM / "systemd" / "almanac-publish.service"))
+def test_the_copy_is_hardened_as_distribute_is_and_writes_to_the_advice_only() -> None:
+    copy, publish = (unit(path)["Service"] for path in (COPY[0], SYSTEM / "systemd" / "almanac-distribute.service"))
     assert copy["ExecStart"] == "/usr/libexec/almanac/almanac-copy.sh"
     assert (copy["StateDirectory"], copy["StateDirectoryMode"]) == ("almanac-advice", "0711")
-    own = {"ExecStart", "StateDirectory", "StateDirectoryMode", "UMask", "ReadWritePaths", "Group"}
+    own = {"ExecStart", "StateDirectory", "StateDirectoryMode", "ReadWritePaths", "TimeoutStartSec", "MemoryMax"}
     assert {key: value for key, value in copy.items() if key not in own} == {
         key: value for key, value in publish.items() if key not in own
     }
@@ -151,24 +155,30 @@ def test_cron_ends_a_run_when_its_unit_would() -> None:
 
 def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:
     services = {path: unit(path)["Service"] for path in SERVICES}
-    expected = {(service["User"], service["ExecStart"].removeprefix("/usr/bin/")) for service in services.values()}
+    starts = ((service["User"], service["ExecStart"]) for service in services.values())
+    expected = {(user, re.sub("^/usr/s?bin/", "", start)) for user, start in starts}
     assert {(user, " ".join(words)) for user, words in map(cron_words, CRON)} == expected
     for line in CRON:
         assert "%" not in line, "cron takes it for a line's end"
 
 
-@pytest.mark.parametrize("line", CRON, ids=lambda line: " ".join(cron_words(line)[1][1:3]))
+@pytest.mark.parametrize("line", CRON, ids=lambda line: " ".join(cron_words(line)[1][:3]))
 def test_cron_lines_run(line: str, tmp_path: Path) -> None:
-    """With an almanac that tells its arguments, a setpriv that changes nothing, and a logger that writes a file."""
+    """With programs that tell their arguments, a timeout that sets none, and a logger that writes a file."""
     log = f'cat >>"{tmp_path}/${{2#almanac-}}.log"'
-    for name, script in (("almanac", 'echo "$(umask)" "$@"'), ("setpriv", 'shift 3; exec "$@"'), ("logger", log)):
+    for name, script in (
+        ("almanac", TELL),
+        ("almanac-distribute", TELL),
+        ("timeout", 'shift; exec "$@"'),
+        ("logger", log),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     user, words = cron_words(line)
     command = line.split(maxsplit=6)[6].replace("/var/log/almanac", str(tmp_path))
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["/bin/sh", "-c", command], check=True, env=environment, timeout=30)
-    mask = "0007" if user == "root" else "0027"
+    mask = "0077" if user == "root" else "0027"
     assert (tmp_path / f"{parses(words)}.log").read_text().split() == [mask, *words[1:]]
 
 
@@ -204,7 +214,7 @@ def test_the_shipped_configuration_is_valid_and_so_are_its_examples() -> None:
 def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
     """Copies, whose program is one that is here."""
     for file in (*SERVICES, *TIMERS, *COPY):
-        text = re.sub(r"/usr/bin/almanac|/usr/libexec/almanac/\S+", "/bin/true", file.read_text())
+        text = re.sub(r"/usr/s?bin/almanac(-distribute)?|/usr/libexec/almanac/\S+", "/bin/true", file.read_text())
         (tmp_path / file.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / path.name)],

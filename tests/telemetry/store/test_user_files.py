@@ -1,16 +1,14 @@
-"""Files that root gives to users: no link is followed, and what users keep in their folders is moved aside."""
+"""Files for users: whose they are, and what a reader trusts."""
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
 
 from almanac.errors import FileFormatError
-from telemetry.store.atomic import opened
-from telemetry.store.user_files import name_of, owners_of, put, read_own, stage, taken_back, uid_of, writable_by_others
+from telemetry.store.user_files import name_of, owners_of, read_own, uid_of, writable_by_others
 
 ME = os.geteuid()
 
@@ -24,37 +22,6 @@ def test_the_systems_user_database() -> None:
     assert (uid_of("root"), name_of(0)) == (0, "root")
     assert [uid_of(name) for name in ("nobody-has-this-name", "", "a\0b", "../root")] == [None] * 4
     assert [name_of(uid) for uid in (4_000_000_001, 2**70, -5)] == [None] * 3
-
-
-@pytest.mark.parametrize("plant", ["link", "file"])
-def test_what_is_no_folder_is_not_taken_back(tmp_path: Path, plant: str) -> None:
-    other, folder = tmp_path / "other", tmp_path / "folder"
-    other.mkdir(mode=0o700)
-    if plant == "link":
-        folder.symlink_to(other)
-    else:
-        folder.write_text("mine")
-    with pytest.raises(OSError), taken_back(folder, ME):
-        pass
-    assert stat.S_IMODE(other.stat().st_mode) == 0o700
-
-
-def test_a_file_takes_the_place_of_a_folder_which_keeps_what_is_in_it(tmp_path: Path) -> None:
-    (tmp_path / "user" / "jobs").mkdir(parents=True)
-    (tmp_path / "user" / "jobs" / "kept").write_text("mine")
-    temporary, handle = stage(tmp_path, b"new")
-    os.close(handle)
-    with opened(tmp_path / "user") as folder:
-        put(temporary, "jobs", folder)
-    assert (tmp_path / "user" / "jobs").read_bytes() == b"new"
-    assert [path.read_text() for path in tmp_path.glob("user/jobs-*/kept")] == ["mine"]
-    assert not temporary.exists()
-
-
-def test_a_staged_file_is_nobody_elses(tmp_path: Path) -> None:
-    temporary, handle = stage(tmp_path, b"x")
-    os.close(handle)
-    assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
 
 
 def test_own_files_are_read_up_to_a_size(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""almanac-distribute: root's part of publishing (docs/admin.md). Loads no library, and opens nothing of the store."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import itertools
+import os
+import pwd
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from almanac.config import Config
+from almanac.config_file import find_config, load_config
+from almanac.errors import AlmanacError, ConfigError, StoreError
+from almanac.units import printable
+from slurm_hooks.distribute import SCHED, Distributed, distribute
+from telemetry.store.atomic import opened
+
+FOLDER = "published"
+"""Of the store: `almanac publish` leaves files in it, in one folder for each cluster."""
+
+
+def main() -> NoReturn:
+    """Entry point of the launcher."""
+    parser = argparse.ArgumentParser(
+        prog="almanac-distribute",
+        description="Give users and Slurm the files that `almanac publish` left in the store. Run it as root.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="configuration file [/etc/almanac/almanac.toml]")
+    parser.add_argument(
+        "--from", dest="source", metavar="DIR", help="folder of the files [published/CLUSTER in the store]"
+    )
+    parser.add_argument("--to", dest="target", metavar="DIR", help="where they go [hooks.advice_dir]")
+    parser.add_argument("--no-sched", action="store_true", help="leave out sched/, for hosts without a controller")
+    given = parser.parse_args()
+    try:
+        done = _run(given)
+    except AlmanacError as error:
+        _say(f"error: {error}", f"try: {error.hint}" if error.hint else "")
+        sys.exit(error.exit_code)
+    _say(*(f"warning: {each}" for each in done.warnings()))
+    if done.placed or done.removed:
+        print(summary(done))
+    sys.exit(0)
+
+
+def _say(*lines: str) -> None:
+    for line in filter(None, lines):
+        print(printable(line, 1000), file=sys.stderr)
+
+
+def _run(given: argparse.Namespace) -> Distributed:
+    if given.source and given.target and given.no_sched:
+        return distribute(Path(given.source), Path(given.target).absolute(), None)
+    config = load_config(find_config(given.config))
+    store = Path(os.environ.get("ALMANAC_STORE") or config.store.path)
+    source = Path(given.source) if given.source else source_of(store, config.site.cluster)
+    target = Path(given.target or config.hooks.advice_dir).absolute()
+    return distribute(source, target, None if given.no_sched else sched_gid(config, target))
+
+
+def source_of(store: Path, cluster: str) -> Path:
+    """The folder of a cluster's files, by default of the only one. Raises ConfigError."""
+    folder = store / FOLDER
+    if cluster:
+        return folder / cluster
+    try:
+        with opened(folder) as handle, os.scandir(handle) as entries:
+            names = [entry.name for entry in itertools.islice(entries, 2)]
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
+    if len(names) != 1:
+        raise ConfigError(f"{folder} has files of several clusters", "set site.cluster, or name a folder with --from")
+    return folder / names[0]
+
+
+def summary(done: Distributed) -> str:
+    return f"{done.placed} files placed, {done.removed} removed, {done.unchanged} unchanged"
+
+
+def sched_gid(config: Config, target: Path) -> int:
+    """The group that reads sched/: hooks.group, else the one it has, else that of SlurmUser. Raises ConfigError.
+
+    Without root, the caller's own.
+    """
+    if os.geteuid() != 0:
+        return os.getegid()
+    try:
+        if config.hooks.group:
+            return grp.getgrnam(config.hooks.group).gr_gid
+        has = (target / SCHED).stat().st_gid if (target / SCHED).exists() else 0
+        return has or _slurm_gid(config)
+    except KeyError as error:
+        raise ConfigError("no group is known that has to read the advice", "set hooks.group") from error
+
+
+def _slurm_gid(config: Config) -> int:
+    """Raises KeyError, ConfigError."""
+    program = str(Path(config.slurm.bin_dir) / "scontrol") if config.slurm.bin_dir else "scontrol"
+    try:
+        said = subprocess.run([program, "show", "config"], capture_output=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"scontrol does not say who SlurmUser is: {error}", "set hooks.group") from error
+    match = re.search(rb"^SlurmUser\s*=\s*[^(\s]*\((\d{1,10})\)", said, re.MULTILINE)
+    return pwd.getpwuid(int(match[1]) if match else -1).pw_gid
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Root's part of publishing: copies whole files that almanac's account made to where users and Slurm read them.
+
+    <source>/user/<uid>/<name>  of the account, which may be hostile: nothing here knows the format of a file
+    <target>/user/<uid>/<name>  of root: one user can read it (`_site`: everybody), and nobody else can write to it
+    <target>/sched/<uid>        of root and SlurmUser's group: the bytes of `advice` again, which job_submit believes
+    <target>/mail/<uid>         of users: their choices of mail, of which only what can be one stays
+
+A file is copied if it differs from its copy in size or time, or if the copy has other rights. It is removed when it is
+gone from the source. Read are only plain files of the source's owner, under fixed names, once each, up to a size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from almanac.errors import ConfigError, StoreError
+from slurm_hooks.mail_folder import tidy_choices
+from slurm_hooks.reader_rights import SITE, Readers, Rights, acl_on
+from telemetry.store.atomic import TEMPORARY, make_folders, opened
+from telemetry.store.user_files import explained, writable_by_others
+
+USER, SCHED, REPORTS, ADVICE = "user", "sched", "reports", "advice"
+TEXT_BYTES, PACKED_BYTES = 65_536, 16 << 20
+LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES, "jobs": PACKED_BYTES}
+"""Bytes of each file beside `reports`. Files of TEXT_BYTES are UTF-8; the others are packed, and for showing only."""
+MOST_USERS, MOST_REPORTS, MOST_FILES, MOST_BYTES = 100_000, 10_000, 2_000_000, 32 << 30
+"""Users, reports of one of them, and all files and their bytes: the most that the account can make root write."""
+NAMED = 5
+FREE_FRAC = 0.02
+"""Of the target's file system, left free."""
+BATCH_FILES, BATCH_BYTES = 500, 64 << 20
+MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
+_UID, _REPORT = re.compile(r"0|[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{1,16}")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+Folder = tuple[str, ...]
+"""A folder below the target."""
+
+
+@dataclass
+class Distributed:
+    """The outcome of a run. left_out: by reason how many, and the names of some."""
+
+    placed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    left_out: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+
+    def leave_out(self, reason: str, name: str) -> None:
+        count, names = self.left_out.get(reason, (0, ()))
+        self.left_out[reason] = count + 1, names if name in names or len(names) == NAMED else (*names, name)
+
+    def warnings(self) -> list[str]:
+        return [f"{many} {why}: {', '.join(map(ascii, names))}" for why, (many, names) in self.left_out.items()]
+
+
+class LeftOutError(Exception):
+    """A file or folder of the source that is not used, and why."""
+
+
+def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed:
+    """Copy what is due, remove what is gone, and tidy the choices of mail.
+
+    sched_gid: None on a host that has neither sched/ nor the service that reads the choices.
+
+    Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
+    takes no more: each file is the old one or the new one then.
+    """
+    if faults := writable_by_others(target, os.geteuid()):
+        todo = "who can write there can stop slurmctld: correct owner and mode, or choose another hooks.advice_dir"
+        raise ConfigError(f"nothing is published: {'; '.join(faults)}", todo)
+    with explained(target, target):
+        make_folders(target, MODE)
+        target.chmod(MODE)
+    with _opened_source(source) as folder, explained(target, target), opened(target) as handle, _locked(handle):
+        run = _Run(handle, sched_gid)
+        run.prepare()
+        for uid in tidy_choices(handle) if sched_gid is not None else ():
+            run.done.leave_out("entries of the folder mail were no choices, and are removed, by uid", str(uid))
+        run.distribute(folder)
+        return run.done
+
+
+@contextlib.contextmanager
+def _opened_source(source: Path) -> Iterator[int]:
+    """A descriptor of the folder of users' folders. Without it, nothing is removed: a disk may be missing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            above = stack.enter_context(opened(source))
+            folder = stack.enter_context(opened(USER, above))
+        except OSError as error:
+            raise StoreError(f"{source}/{USER}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
+        if os.fstat(above).st_uid != os.fstat(folder).st_uid:
+            raise StoreError(
+                f"{source}: it and {USER} in it belong to two users", "remove it, and run `almanac publish`"
+            )
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked(folder: int) -> Iterator[None]:
+    """Wait for the one run at a time."""
+    with open(os.open(".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)) as lock:  # noqa: PTH123 - of a descriptor
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_uid(name: str) -> bool:
+    return bool(_UID.fullmatch(name)) and int(name) < 2**32 - 1
+
+
+def _is_folder_name(name: str) -> bool:
+    return name == SITE or is_uid(name)
+
+
+@contextlib.contextmanager
+def _within(name: str, folder: int) -> Iterator[int]:
+    """A descriptor of a folder of the source. Raises LeftOutError."""
+    try:
+        handle = os.open(name, os.O_DIRECTORY | _READ, dir_fd=folder)
+    except OSError as error:
+        raise LeftOutError(f"folders cannot be opened ({error.strerror})") from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def read(folder: int, name: str, owner: int, most: int) -> tuple[bytes, int]:
+    """Content and time (ns) of a file of the source. Raises LeftOutError."""
+    try:
+        with open(os.open(name, _READ, dir_fd=folder), "rb") as file:  # noqa: PTH123 - of a descriptor
+            about = os.fstat(file.fileno())
+            _check(about, owner, most)
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise LeftOutError("files are too large")
+        if most == TEXT_BYTES:
+            content.decode("utf-8")
+    except OSError as error:
+        raise LeftOutError(f"files cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise LeftOutError("files are not UTF-8") from error
+    return content, about.st_mtime_ns
+
+
+def _check(about: os.stat_result, owner: int, most: int) -> None:
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+        raise LeftOutError("are not plain files under one name")
+    if about.st_uid != owner:
+        raise LeftOutError("files are of another owner than their folder")
+    if about.st_size > most:
+        raise LeftOutError("files are too large")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a file goes, and with which rights."""
+
+    folder: Folder
+    name: str
+    rights: Rights
+
+
+class _Run:
+    """One run. target: a descriptor."""
+
+    def __init__(self, target: int, sched_gid: int | None) -> None:
+        self.target, self.sched_gid, self.done = target, sched_gid, Distributed()
+        self.readers, self.me = Readers(target), os.geteuid()
+        self.staged: list[tuple[str, _Place]] = []
+        self.entries = self.size = self.batch_bytes = 0
+
+    def prepare(self) -> None:
+        """Make the folders, and remove what a killed run or an older release left."""
+        for name in os.listdir(self.target):  # noqa: PTH208 - of a descriptor
+            if name.startswith(TEMPORARY) or name in (".reports.json", ".waits.lock"):
+                os.unlink(name, dir_fd=self.target)
+        with self._open((USER,), is_made=True):
+            pass
+        if self.sched_gid is not None:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(SCHED, SCHED_MODE, dir_fd=self.target)
+            with opened(SCHED, self.target) as sched:
+                os.fchown(sched, self.me, self.sched_gid)
+                os.fchmod(sched, SCHED_MODE)
+
+    def distribute(self, source: int) -> None:
+        """Copy what is due, and remove what else was published. source: a descriptor of the users' folders."""
+        for name in filter(_is_folder_name, self._names((USER,))):
+            self._seize(name)
+        owner, served = os.fstat(source).st_uid, set[str]()
+        users = self._listed(source, MOST_USERS, _is_folder_name)
+        try:
+            for step in (self._copy_files, self._copy_reports):  # the small files of everybody first
+                for user in users:
+                    with self._noting(user), _within(user, source) as folder:
+                        step(user, folder, owner)
+                        served.add(user)
+            self._put()
+        finally:
+            for temporary, _ in self.staged:
+                os.unlink(temporary, dir_fd=self.target)
+        for gone in filter(_is_folder_name, {*self._names((USER,))} - served):
+            self._clear((USER, gone, REPORTS))
+            self._clear((USER, gone))
+        for gone in {*self._names((SCHED,))} - served if self.sched_gid is not None else ():
+            self._remove((SCHED,), gone)
+
+    def _listed(self, folder: int, most: int, is_known: Callable[[str], object]) -> list[str]:
+        """Known names among the first entries of a folder of the source."""
+        most = max(0, min(most, MOST_FILES - self.entries))
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in itertools.islice(entries, most + 1)]
+        self.entries += len(names)
+        if len(names) > most:
+            self.done.leave_out("folders have more entries than are read", "")
+        return list(filter(is_known, names[:most]))
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except LeftOutError as error:
+            self.done.leave_out(str(error), name)
+
+    def _copy_files(self, user: str, folder: int, owner: int) -> None:
+        rights = self.readers(user)
+        for name, most in LARGEST.items():
+            places = [_Place((USER, user), name, rights)]
+            if name == ADVICE and self.sched_gid is not None:
+                places.append(_Place((SCHED,), user, Rights(self.me, self.sched_gid, SCHED_FILE_MODE)))
+            with self._noting(f"{user}/{name}"):
+                self._copy(folder, name, owner, most, places)
+
+    def _copy_reports(self, user: str, folder: int, owner: int) -> None:
+        place, rights, names = (USER, user, REPORTS), self.readers(user), list[str]()
+        if self._listed(folder, MOST_REPORTS, REPORTS.__eq__):
+            with self._noting(f"{user}/{REPORTS}"), _within(REPORTS, folder) as reports:
+                names = self._listed(reports, MOST_REPORTS, _REPORT.fullmatch)
+                for name in names:
+                    with self._noting(f"{user}/{REPORTS}/{name}"):
+                        self._copy(reports, name, owner, PACKED_BYTES, [_Place(place, name, rights)])
+        for name in {*self._names(place)} - {*names}:
+            self._remove(place, name)
+        if not names:
+            self._clear(place)
+
+    def _copy(self, folder: int, name: str, owner: int, most: int, places: Sequence[_Place]) -> None:
+        """Stage a file for the places that lack it. Raises LeftOutError, after its copies are removed.
+
+        Copies of a refused file do not stay: refused names would not count, and copies of them could fill the disk.
+        """
+        try:
+            about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            _check(about, owner, most)
+            due = [place for place in places if not self._is_current(place, about)]
+            content, written_ns = read(folder, name, owner, most) if due else (b"", 0)
+            self.size += len(places) * max(about.st_size, len(content))
+            if self.size > MOST_BYTES:
+                raise LeftOutError("files are more than root copies")
+        except (FileNotFoundError, LeftOutError) as error:
+            for place in places:
+                self._remove(place.folder, place.name)
+            if isinstance(error, LeftOutError):
+                raise
+            return
+        self.done.unchanged += len(places) - len(due)
+        for place in due:
+            self._stage(content, written_ns, place)
+
+    def _is_current(self, place: _Place, about: os.stat_result) -> bool:
+        with contextlib.suppress(OSError), self._open(place.folder) as folder:
+            found = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                return False
+            is_same = (found.st_size, found.st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+            return is_same and place.rights.are_on(found, acl_on(f"/proc/self/fd/{folder}/{place.name}"))
+        return False
+
+    def _stage(self, content: bytes, written_ns: int, place: _Place) -> None:
+        space = os.fstatvfs(self.target)
+        if space.f_bavail * space.f_frsize - len(content) < FREE_FRAC * space.f_blocks * space.f_frsize:
+            raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system is free")
+        temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
+        with open(os.open(temporary, _NEW, 0o600, dir_fd=self.target), "wb", 0) as out:  # noqa: PTH123 - of a descriptor
+            self.staged.append((temporary, place))
+            if out.write(content) != len(content):
+                raise OSError(28, "No space left on device")
+            os.utime(out.fileno(), ns=(written_ns, written_ns))
+            try:
+                place.rights.apply(out.fileno())
+            except OSError as error:
+                os.unlink(self.staged.pop()[0], dir_fd=self.target)
+                raise LeftOutError("files cannot be given to their reader") from error
+        self.batch_bytes += len(content)
+        if len(self.staged) >= BATCH_FILES or self.batch_bytes >= BATCH_BYTES:
+            self._put()
+
+    def _put(self) -> None:
+        """Bring the staged files to disk, with one wait for many, and put each in its place."""
+        if self.staged and ctypes.CDLL(None, use_errno=True).syncfs(self.target):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        while self.staged:
+            temporary, place = self.staged[-1]
+            try:
+                with self._open(place.folder, is_made=True) as folder:
+                    os.rename(temporary, place.name, src_dir_fd=self.target, dst_dir_fd=folder)
+                self.done.placed += 1
+            except OSError:
+                os.unlink(temporary, dir_fd=self.target)
+                self.done.leave_out("files cannot be put in their place", "/".join((*place.folder, place.name)))
+            self.staged.pop()
+        self.batch_bytes = 0
+
+    @contextlib.contextmanager
+    def _open(self, place: Folder, is_made: bool = False) -> Iterator[int]:
+        """A descriptor of a folder of the target. is_made: make it if it is not there. Raises OSError."""
+        with contextlib.ExitStack() as stack:
+            handle = self.target
+            for name in place:
+                if is_made and place[0] == USER:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=handle)
+                handle = stack.enter_context(opened(name, handle))
+                if is_made and place[0] == USER:
+                    self._own(handle, MODE)
+            yield handle
+
+    def _own(self, handle: int, mode: int) -> None:
+        about = os.fstat(handle)
+        if (about.st_uid, stat.S_IMODE(about.st_mode)) != (self.me, mode):
+            os.fchown(handle, self.me, -1)
+            os.fchmod(handle, mode)
+
+    def _seize(self, user: str) -> None:
+        """Take over a user's folder and what they keep there, from when it was theirs: it could fill the disk."""
+        with contextlib.suppress(OSError), self._open((USER, user)) as folder:
+            self._own(folder, MODE)
+            for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
+                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if about.st_uid == self.me or (name in LARGEST and not stat.S_ISDIR(about.st_mode)):
+                    continue
+                kept = f"{name}-{secrets.token_hex(8)}" if stat.S_ISDIR(about.st_mode) else name
+                os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
+                os.chown(kept, self.me, -1, dir_fd=folder, follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode):
+                    with opened(kept, folder) as handle:
+                        os.fchmod(handle, 0o700)
+                self.done.leave_out("entries of users in their folders are root's now", f"{user}/{kept}")
+
+    def _names(self, place: Folder) -> list[str]:
+        with contextlib.suppress(OSError), self._open(place) as folder:
+            return os.listdir(folder)  # noqa: PTH208 - of a descriptor
+        return []
+
+    def _remove(self, place: Folder, name: str) -> None:
+        with contextlib.suppress(OSError), self._open(place) as folder:
+            os.unlink(name, dir_fd=folder)
+            self.done.removed += 1
+
+    def _clear(self, place: Folder) -> None:
+        """Remove what was published to a folder, and the folder if nothing else is in it."""
+        for name in self._names(place):
+            if name in LARGEST or _REPORT.fullmatch(name):
+                self._remove(place, name)
+        with contextlib.suppress(OSError), self._open(place[:-1]) as above:
+            os.rmdir(place[-1], dir_fd=above)

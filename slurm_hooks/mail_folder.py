@@ -1,0 +1,66 @@
+"""Bounds the folder where every user can make files: of each, only their choice of mail stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+
+from telemetry.store.atomic import TEMPORARY, opened
+
+MAIL = "mail"
+CHOICE_BYTES, YOUNG_S = 4096, 600
+_CHOICE = re.compile(r"([0-9]{1,10})(\.[1-9][0-9]?)?")
+
+
+def surplus(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Entries that are no choice of their owner. folder: a descriptor; what belongs to the folder's owner stays."""
+    owner, writers = os.fstat(folder).st_uid, set[int]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                if found.st_uid != owner and not _is_choice(entry.name, found, writers):
+                    yield entry.name, found
+
+
+def tidy_choices(target: int) -> list[int]:
+    """Remove them. Returns the uid of each. target: a descriptor of hooks.advice_dir, which may have no such folder."""
+    with contextlib.suppress(FileNotFoundError), opened(MAIL, target) as folder:
+        return [_drop(name, found, folder) for name, found in surplus(folder)]
+    return []
+
+
+def _is_choice(name: str, about: os.stat_result, writers: set[int]) -> bool:
+    """Return True for a small file named by its owner's uid, and for one such file that its owner writes now."""
+    is_small = stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and about.st_size <= CHOICE_BYTES
+    if match := _CHOICE.fullmatch(name):
+        return is_small and int(match[1]) == about.st_uid
+    is_young = name.startswith(TEMPORARY) and time.time() - about.st_ctime < YOUNG_S
+    if not (is_small and is_young) or about.st_uid in writers:
+        return False
+    writers.add(about.st_uid)
+    return True
+
+
+def _drop(name: str, about: os.stat_result, folder: int) -> int:
+    """Remove a file; take a folder that is not empty away from its owner."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(about.st_mode):
+            os.unlink(name, dir_fd=folder)
+        elif not _is_removed(name, folder):
+            with opened(name, folder) as handle:
+                os.fchown(handle, os.geteuid(), -1)
+                os.fchmod(handle, 0o700)
+    return about.st_uid
+
+
+def _is_removed(name: str, folder: int) -> bool:
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""Publishing as root for another account's store: root parses nothing of it, and users get their files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from slurm_hooks.reader_rights import acl_for, acl_on
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
+
+ACCOUNT, USER = 60_100, 65_534
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A store of ACCOUNT's with a job of nobody's, in a folder that everybody can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="almanac-root-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "almanac.toml").write_text(
+        f'[hooks]\nadvice_dir = "{folder}/advice"\ngroup = "root"\n[store]\npath = "{folder}/store"\n'
+    )
+    now_s = int(time.time())
+    row = {"job_id": 10, "submit_s": now_s - 7200, "user": "nobody", "name": "train", "name_key": "train",
+           "state": "COMPLETED", "start_s": now_s - 7100, "end_s": now_s - 3600, "elapsed_s": 3500, "gpu_count": 1,
+           "node_list": "n1", "node_count": 1}  # fmt: skip
+    store = Store.create(folder / "store").of("c")
+    store.write("jobs", pa.Table.from_pylist([row], TABLES["jobs"].schema))
+    for path in (folder / "store", *(folder / "store").rglob("*")):
+        os.chown(path, ACCOUNT, ACCOUNT)
+    yield folder
+    shutil.rmtree(folder)
+
+
+BECOME = """
+import os, sys
+import cli.publish, cli.root_part, lightgbm, pandas, pyarrow.compute, pyarrow.parquet, duckdb
+import reports.published.folder, reports.published.publish, slurm_hooks.advice.run, slurm_hooks.advice.times
+import almanac.hardware, multiprocessing.pool, encodings.idna, encodings.ascii, encodings.latin_1, telemetry.slurm.gpu_types
+from cli.main import main
+almanac.hardware.gpu_models()
+if uid := int(sys.argv[1]):
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+main(sys.argv[2:])
+"""
+"""All is imported before: the Python of these tests may be shut to other users."""
+
+
+def publish(root: Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BECOME, str(uid), "--config", str(root / "almanac.toml"), "publish"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_root_computes_as_the_stores_owner_and_distributes(root: Path) -> None:
+    done = publish(root)
+    assert (done.returncode, "files placed" in done.stdout) == (0, True), done.stderr
+    owners = {path.stat().st_uid for path in (root / "store").rglob("*")}
+    assert owners == {ACCOUNT}, "root wrote nothing to the store"
+    advice = root / "advice" / "user" / str(USER) / "advice"
+    assert (advice.stat().st_uid, acl_on(str(advice))) == (0, acl_for(USER))
+    assert stat.S_IMODE((root / "advice/sched" / str(USER)).stat().st_mode) == 0o640
+
+
+def test_a_store_that_crashes_its_reader_crashes_no_process_of_roots(root: Path) -> None:
+    """Root's part goes on with what is there: the account's files are those of before."""
+    assert publish(root).returncode == 0
+    (root / "store" / "store.json").write_text("[" * 100_000)
+    os.chown(root / "store" / "published" / "c" / "user" / "_site" / "advice", 0, 0)
+    done = publish(root)
+    assert done.returncode != 0
+    assert "another owner" in done.stderr
+    assert not (root / "advice/user/_site/advice").exists()
+    assert (root / "advice/user" / str(USER) / "advice").exists()
+
+
+def test_the_account_computes_and_leaves_the_rest_to_root(root: Path) -> None:
+    (root / "advice").mkdir(mode=0o711)
+    done = publish(root, ACCOUNT)
+    assert (done.returncode, "files placed" in done.stdout) == (0, False), done.stderr
+    assert not list((root / "advice").iterdir())
+    assert (root / "store/published/c/user" / str(USER) / "advice").exists()
