@@ -42,6 +42,8 @@ def parse_gpus(text: str, name: str = "gpu") -> Gpus:
 
     An untyped total ("gres/gpu=4") wins over the typed parts it is the sum of; without one, the parts add up.
     """
+    if name not in text:
+        return Gpus()
     total: int | None = None
     typed: dict[str, int] = {}
     for term in re.sub(r"\([^)]*\)", "", text).split(","):

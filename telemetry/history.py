@@ -278,8 +278,8 @@ def open_jobs(store: ClusterStore) -> dict[int, int]:
 
     They are those without an end, and the newest without a name (sacct --json failed).
     """
-    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"]).sort_by("submit_s")
-    nameless = jobs.filter(pc.is_null(jobs["name"]))
+    jobs = store.read("jobs", ["job_id", "submit_s", "end_s", "name"])
+    nameless = jobs.filter(pc.is_null(jobs["name"])).sort_by("submit_s")
     nameless = nameless.slice(max(0, len(nameless) - MAX_NAMELESS))
     asked = pa.concat_tables([nameless, jobs.filter(pc.is_null(jobs["end_s"]))]).sort_by([("submit_s", "descending")])
     return dict(zip(*(asked[name].to_numpy().tolist() for name in ("job_id", "submit_s")), strict=True))

@@ -202,7 +202,7 @@ def _fits(need: _Need, kind: _Kind) -> bool:
     if (need.partitions and not need.partitions & kind.partitions) or not need.features <= kind.features:
         return False
     gpus = _gpus(kind.gres, need.gpu_type)
-    if any(_gpus(kind.gres, "", name) < (count if need.node_count == 1 else 1) for name, count in need.shares):
+    if not all(_shares_fitting(kind.gres, name, -(-count // need.node_count)) for name, count in need.shares):
         return False
     return gpus >= max(need.gpus_per_node, min(1, need.gpu_count))
 
@@ -212,6 +212,13 @@ def _gpus(gres: str, gpu_type: str, name: str = "gpu") -> int:
     """GPUs of a type, or of any, of "gpu:a100:4(S:0-1),gpu:v100:2". name: of another GRES."""
     terms = [parse_gpus(term, name) for term in re.sub(r"\([^)]*\)", "", gres).split(",")]
     return sum(gpus.count for gpus in terms if not gpu_type or gpus.type == gpu_type)
+
+
+@lru_cache(maxsize=4096)
+def _shares_fitting(gres: str, name: str, count: int) -> int:
+    """How many jobs with so many shards of one GPU fit a node. Slurm gives out mps on one GPU of a node at a time."""
+    gpus = max(1, _gpus(gres, ""))
+    return (1 if name == "mps" else gpus) * (_gpus(gres, "", name) // gpus // max(1, count))
 
 
 def _filled(need: _Need, kind: _Kind) -> float:
@@ -224,7 +231,7 @@ def _filled(need: _Need, kind: _Kind) -> float:
         whole = max(whole, -(-need.cpu_count // cpus))
     if whole > 1 or need.is_exclusive:
         return float(whole)
-    shares = [_share(count, _gpus(kind.gres, "", name)) for name, count in need.shares]
+    shares = [1 / max(1, _shares_fitting(kind.gres, name, count)) for name, count in need.shares]
     return max(_share(need.gpu_count, gpus), _share(need.cpu_count, cpus), *shares) or 1.0
 
 

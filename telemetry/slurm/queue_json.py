@@ -6,6 +6,7 @@ JSON only: no name or comment in it can forge a record, as it could in squeue's 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +23,11 @@ from telemetry.slurm.script_key import script_key
 from telemetry.sources.sacct_json import number, words
 
 _TASKS = re.compile(r"[0-9]+(?:-[0-9]+(?::[0-9]+)?)?")
+_TIMES: Mapping[str, tuple[str, ...]] = {
+    "tres_per_job": (), "tres_per_node": ("node_count",), "tres_per_task": ("tasks",),
+    "tres_per_socket": ("node_count", "sockets_per_node"),
+}  # fmt: skip
+"""Options of a request, and how often the job has what each names."""
 UNKNOWN = frozenset({"UNKNOWN"})
 """Slurm's own word, for a node whose state cannot be read."""
 MAX_TASK_LIST = 100_000
@@ -108,13 +114,21 @@ def gres_of(job: Mapping[str, Any], name: str = "gpu", *, is_given: bool = False
         held, parts = parse_gpus(str(job.get("tres_alloc_str") or ""), name), _sum(by_node)
         if held.count or parts.count:
             return Gpus(held.count or parts.count, most([held, parts, gres_of(job, name)]).type)
-    nodes, tasks = number(job.get("node_count")) or 1, number(job.get("tasks")) or 1
-    sockets = nodes * (number(job.get("sockets_per_node")) or 1)
-    times = {"tres_per_job": 1, "tres_per_node": nodes, "tres_per_task": tasks, "tres_per_socket": sockets}
-    options = [(parse_gpus(str(job.get(field) or ""), name), number_of) for field, number_of in times.items()]
-    own = most(Gpus(gpus.count * number_of, gpus.type) for gpus, number_of in options)
     total = parse_gpus(str(job.get("tres_req_str") or ""), name)
-    return Gpus(total.count or own.count, most([total, own]).type)
+    own = most(_options(job, name))
+    return Gpus(total.count or own.count, own.type if not total.count else most([total, own]).type)
+
+
+def _options(job: Mapping[str, Any], name: str) -> Iterator[Gpus]:
+    for field, factors in _TIMES.items():
+        if name in (text := str(job.get(field) or "")):
+            gpus = parse_gpus(text, name)
+            yield Gpus(gpus.count * math.prod(number(job.get(factor)) or 1 for factor in factors), gpus.type)
+
+
+def _shares(job: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """A job has whole GPUs or parts of GPUs, never both."""
+    return tuple((name, count) for name in SHARED_GRES if (count := gres_of(job, name).count))
 
 
 def _sum(parts: list[Gpus]) -> Gpus:
@@ -162,7 +176,7 @@ def _pending(job: Mapping[str, Any], is_split: bool, *, is_given: bool = False) 
         restarts=number(job.get("restart_cnt")) or 0,
         reason=_shown(job.get("state_reason")),
         gpus_per_node=parse_gpus(_shown(job.get("tres_per_node"))).count,
-        shares=tuple((name, count) for name in SHARED_GRES if (count := gres_of(job, name).count)),
+        shares=() if gpus.count else _shares(job),
         is_exclusive="none" in (words(job.get("shared")) or ()),
         task_count=task_count(_shown(job.get("array_task_string")), number(job.get("array_max_tasks")) or 0),
         script_key="" if het_id else _script_key(job),

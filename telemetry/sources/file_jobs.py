@@ -118,11 +118,14 @@ def _have_zone(block: pa.Table, layout: Layout) -> list[bool]:
 
 
 def _complete(row: dict[str, Any], layout: Layout) -> None:
-    """Fill what follows from the rest: end, elapsed time and name key."""
+    """Fill what follows from the rest: end, elapsed time and name key. A job is eligible before it starts."""
     if "end_s" not in layout.columns and None not in (row["start_s"], row["elapsed_s"]):
         row["end_s"] = row["start_s"] + row["elapsed_s"]
     if row["elapsed_s"] is None and None not in (row["start_s"], row["end_s"]):
         row["elapsed_s"] = max(0, row["end_s"] - row["start_s"])
+    if row["eligible_s"] is not None:
+        latest_s = row["eligible_s"] if row["start_s"] is None else row["start_s"]
+        row["eligible_s"] = max(row["submit_s"], min(row["eligible_s"], latest_s))
     if row["name"] is not None:
         row["name_key"] = name_key(row["name"])
 

@@ -110,6 +110,7 @@ def test_jobs_fill_nodes_by_their_parts_of_gpus(tmp_path: Path) -> None:
     """As for pending jobs now: a node has as many as one run had of them."""
     half, whole = ({"gpu_count": 0, "gpu_count_req": 0, "cpu_count": 1, "gpu_share_count": n} for n in (4, 8))
     ran = [
+        record(9, -5000, 0, 100, "n1", {}),
         record(1, -4000, 0, 4001, "n1", whole),
         record(2, -3000, 0, 3001, "n2", {"gpu_count": 0, "gpu_count_req": 0}),
     ]
