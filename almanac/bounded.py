@@ -22,6 +22,7 @@ from dataclasses import dataclass
 LINGER_S = 1.0
 """How long a program that has ended may keep its output open through what it started (ssh's ControlPersist does)."""
 AFTER_KILL_S = 5.0
+MOST_ERROR_BYTES = 1 << 20
 _PIECE = 1 << 16
 
 
@@ -50,9 +51,10 @@ def run(
 ) -> Done:
     """Run a program in a process group of its own, which has ended when this returns or raises.
 
-    most_bytes: of both outputs together. see_error: gets each line of the error output as it comes, and may raise to
-    end the program; no standard output is kept then. Raises OSError if the program cannot start, TimeoutError,
-    ValueError if it prints too much, and for root ConfigError if others can change the program.
+    most_bytes: of standard output; the error output may have MOST_ERROR_BYTES if that is more. see_error: gets each
+    line of the error output as it comes, and may raise to end the program; no standard output is kept then. Raises
+    OSError if the program cannot start, TimeoutError, ValueError if it prints too much, and for root ConfigError if
+    others can change the program.
     """
     end_s = time.monotonic() + timeout_s
     program = shutil.which(argv[0], path=(os.environ if env is None else env).get("PATH"))
@@ -109,11 +111,14 @@ class _Lines:
 def _collect(process: subprocess.Popen[bytes], errors: _Lines, end_s: float, most_bytes: int) -> bytes:
     """Standard output, once the program has ended. Raises TimeoutError, ValueError."""
     parts: list[bytes] = []
-    left, pause_s, is_over = most_bytes, 0.0005, False
+    pause_s, is_over = 0.0005, False
     with selectors.DefaultSelector() as selector:
-        for stream, keep in ((process.stdout, parts.append), (process.stderr, errors.add)):
+        for stream, keep, most in (
+            (process.stdout, parts.append, most_bytes),
+            (process.stderr, errors.add, max(most_bytes, MOST_ERROR_BYTES)),
+        ):
             if stream:
-                selector.register(stream, selectors.EVENT_READ, keep)
+                selector.register(stream, selectors.EVENT_READ, _limited(keep, most))
         while not (is_over and not selector.get_map()):
             now_s = time.monotonic()
             if not is_over and _has_ended(process):
@@ -128,14 +133,25 @@ def _collect(process: subprocess.Popen[bytes], errors: _Lines, end_s: float, mos
                     if not part:
                         selector.unregister(key.fileobj)
                         continue
-                    left -= len(part)
-                    if left < 0:
-                        raise ValueError(f"printed more than {most_bytes} bytes")
                     key.data(part)
             else:
                 time.sleep(min(end_s - now_s, pause_s))
                 pause_s = min(2 * pause_s, 0.05)
     return b"".join(parts)
+
+
+def _limited(keep: Callable[[bytes], None], most_bytes: int) -> Callable[[bytes], None]:
+    """Keeps parts until there are too many bytes. Raises ValueError then."""
+    size = 0
+
+    def add(part: bytes) -> None:
+        nonlocal size
+        size += len(part)
+        if size > most_bytes:
+            raise ValueError(f"printed more than {most_bytes} bytes")
+        keep(part)
+
+    return add
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

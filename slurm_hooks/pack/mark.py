@@ -18,6 +18,7 @@ WORD = b"almanac:packed"
 COMMAND_S = 60.0
 """After so long a command is given up. Nothing waits for it."""
 AFTER_KILL_S = 1.0
+MOST_BYTES = 1 << 20
 _NO_COMMENT = b"(null)"
 _CHANGING = (b"SQUEUE_", b"SLURM_CLUSTERS")
 """Variables that change what squeue shows, or which cluster is asked."""
@@ -70,7 +71,7 @@ def _output(argv: Sequence[bytes], environ: Mapping[bytes, bytes]) -> Generator[
         finally:
             _end(process)
         output.seek(0)
-        return output.read() if process.returncode == 0 else b""
+        return output.read(MOST_BYTES) if process.returncode == 0 else b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

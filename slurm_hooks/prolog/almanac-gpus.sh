@@ -58,7 +58,7 @@ write_map() {
     {
         timeout -k 5 60 "$smi" -L
         timeout -k 5 60 "$smi" -q -x
-    } | awk '
+    } | head -c 16777216 | awk '
         function tag(line) { gsub(/<[^>]*>|[ \t\r]/, "", line); return line }
         function listed(line) { sub(/.*UUID: /, "", line); sub(/\).*/, "", line); return line }
         /^GPU [0-9]+:/ { gpu = listed($0) }

@@ -6,6 +6,7 @@ where requests would send the password along: to the same host, at the same port
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urljoin
@@ -26,7 +27,14 @@ class AnswerTooLargeError(Exception):
 
 
 class _Connection(HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        """Watched before a proxy's answer to CONNECT, and before TLS."""
+        connected = super()._new_conn()
+        watch(connected)
+        return connected
+
     def getresponse(self) -> Any:
+        """Watched again: the connection can be one of an earlier exchange."""
         watch(self.sock)
         return super().getresponse()
 

@@ -110,6 +110,11 @@ def test_each_line_of_the_errors_is_seen_once() -> None:
     assert (done.stdout, done.stderr) == (b"", b"a\nbc\n\nd")
 
 
+def test_warnings_do_not_count_as_the_answer() -> None:
+    done = shell("head -c 100000 /dev/zero >&2; echo short", most_bytes=10)
+    assert (done.stdout, len(done.stderr)) == (b"short\n", 100_000)
+
+
 def test_a_program_that_is_not_there() -> None:
     with pytest.raises(FileNotFoundError):
         run(["/no/such/program"], timeout_s=1, most_bytes=1)

@@ -189,3 +189,26 @@ def test_redirects_without_end_are_an_error() -> None:
 def test_headers_without_end_are_an_error() -> None:
     with server(for_ever(HEAD, b"X: y\r\n")) as url, pytest.raises(ServerError):
         count(url)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_drips_ends_with_the_timeout(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """For https, it is the answer to CONNECT that has no end."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with server(for_ever(b"", b"H", 0.02)) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", proxy)
+        with pytest.raises(ServerError, match=r"no answer within 0\.2 s"):
+            count(f"{scheme}://prometheus.example:9090", timeout_s=0.2)
+
+
+def test_a_second_answer_on_the_same_connection_is_bounded_too() -> None:
+    def talk(send: Send, path: str) -> None:
+        answered(send, path)
+        for_ever(b"", b"H", 0.02)(send, path)
+
+    with server(talk) as url:
+        asked = PrometheusServer(Prometheus(url=url, timeout_s=0.3, retries=0))
+        assert asked.number("up", 0, "the first") == 7
+        with pytest.raises(ServerError):
+            asked.number("up", 0, "the second")
