@@ -31,12 +31,18 @@ _RUN = "cluster, job_id, submit_s, user, end_s, gpu_count, array_job_id"
 _MESSAGE = "message_id, user, recipient, kind, raw, attempts, next_try_s, put_s"
 _MAX_ERROR = 500
 _DECIDED = "raw = NULL, error = ?, decided_s = ?"
+RAN, DOUBTED = "ran", "doubted"
+"""Marks: the time of the last run, and the number of runs since then whose clock was not believed."""
+DOUBTED_RUNS = 60
+"""An hour of the timer."""
+MOST_BEHIND_S = 60
+"""A clock that is set back by no more costs nothing: NTP does so."""
 MOST_DELAY_S = 86_400
 """No delay is ever longer than this."""
 _SET_BACK = (
     "run SET retry_s = :now_s WHERE state = 'waiting' AND retry_s > :late_s",
     "run SET decided_s = :now_s WHERE decided_s > :now_s",
-    "message SET next_try_s = :now_s WHERE state = 'queued' AND next_try_s > :late_s",
+    "message SET next_try_s = :now_s WHERE state = 'queued' AND next_try_s > :now_s + 3600",
     "message SET put_s = :now_s WHERE state = 'queued' AND put_s > :now_s",
     "message SET decided_s = :now_s WHERE decided_s > :now_s",
     "mark SET time_s = :now_s - 3600 WHERE time_s > :now_s + 60",
@@ -64,10 +70,25 @@ class Outbox:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
+    def believes(self, now_s: int, cluster: str, most_ahead_s: int) -> bool:
+        """Record a run, and return False if its clock was set since the last one: what is due by it may not be due.
+
+        A clock that stays as it is for DOUBTED_RUNS runs is believed: the host was off, or the earlier time was wrong.
+        """
+        last_s, doubted = self.mark(RAN, cluster), self.mark(DOUBTED, cluster) or 0
+        is_near = last_s is None or last_s - MOST_BEHIND_S <= now_s <= last_s + most_ahead_s
+        is_believed = is_near or doubted >= DOUBTED_RUNS
+        marks = [(RAN, now_s), (DOUBTED, 0)] if is_believed else [(DOUBTED, doubted + 1)]
+        with self._changing() as db:
+            db.executemany("INSERT OR REPLACE INTO mark (name, cluster, time_s) VALUES (?, ?, ?)",
+                           [(name, cluster, value) for name, value in marks])  # fmt: skip
+        return is_believed
+
     def set_back_times(self, now_s: int) -> None:
         """Correct times in the future, which a clock that was ahead has left: mail would wait for them.
 
-        Marks are set to an hour ago, other times to now. Delays of up to MOST_DELAY_S stay as they are.
+        Marks are set to an hour ago, other times to now. Delays of up to MOST_DELAY_S stay as they are, and those of a
+        queued mail of up to an hour.
         """
         with self._changing() as db:
             for changes in _SET_BACK:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from almanac.config import Config
 from almanac.errors import AlmanacError, BusyError, ConfigError, SourceError, StoreError
+from almanac.units import HOUR_S
 from reports.job.site_choices import choices_of
 from reports.mail.last_read import mark_read
 from reports.mail.mail_site import MailSite, spool_of
 from reports.mail.marks import ASKED, DAILY, SEEN, STARTED, MarkedSource, start_now, take_from_store
+from reports.mail.outbox import DOUBTED_RUNS
 from reports.mail.outcome import LEFT, Outcome
 from reports.mail.preferences import folder_of
 
@@ -32,6 +34,8 @@ LATE_S = 600
 """slurmdbd can learn of an end this much later than the queried span; later ends come with `almanac ingest`."""
 CLOCKS_S = 600
 """The hook's clock can be this far behind the end that accounting has."""
+MOST_AHEAD_S = 12 * HOUR_S
+"""A run this long after the last one does nothing yet: its clock may be wrong, and old mail would be given up."""
 MOST_RUNS = 20_000
 """Runs that one run of the timer reports at most; the next one reports the others."""
 SOURCE = "report-sacct"
@@ -61,6 +65,13 @@ class MailRun:
     def run(self) -> Outcome:
         """Notice, decide, and send. Queued mail is tried even if the rest fails. Raises StoreError."""
         take_from_store(self.outbox, self.store)
+        most_s = max(HOUR_S, min(MOST_AHEAD_S, self.site.give_up_s // 2))
+        if not self.outbox.believes(self.site.clock(), self.cluster, most_s):
+            self.outcome.faults.append(
+                "the clock was set, or this host was off for long: no mail is sent or given up before the time is "
+                f"right, or {DOUBTED_RUNS} runs of the timer have passed"
+            )
+            return self.outcome
         self.outbox.set_back_times(self.site.clock())
         self._deliver()
         try:

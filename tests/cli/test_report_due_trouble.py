@@ -281,3 +281,42 @@ def test_a_mail_that_will_never_be_sent_is_a_fault(site: Site) -> None:
         "mails that will never be sent: 1, the last one to bob@example.org: 550 5.1.1 no such user"
     ]
     assert site.due().faults == []
+
+
+@pytest.mark.parametrize("hours", [5, -5, 30 * 24, -30 * 24, 10 * 8760, -3 * 8760])
+@pytest.mark.parametrize("at", ["before its end is noticed", "while the server is down", "when it is sent"])
+def test_a_clock_that_was_set_loses_and_doubles_no_mail(
+    site: Site, hours: int, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some runs of the timer have a clock that is ahead or behind, by whatever, before somebody sets it right."""
+    monkeypatch.setattr("reports.mail.outbox.DOUBTED_RUNS", 4)
+    site.ends(2, NOW_S + 60)
+    site.ends(3, NOW_S + 70, user="bob", state="FAILED")
+    site.ingest()
+    if at == "while the server is down":
+        site.server.says_rcpt = lambda address: "451 4.3.0 later"
+    if at != "before its end is noticed":
+        site.due()
+    right_s = site.app.clock_s
+    for minute in range(3):
+        site.due(right_s + hours * HOUR_S + 60 * minute)
+    site.server.says_rcpt = lambda address: None
+    for minute in (4, 5, 6, 7, 8, 9, 30):
+        last = site.due(right_s + 60 * minute)
+    assert site.jobs_told == ["2", "3"]
+    assert last.faults == []
+
+
+@pytest.mark.parametrize("days", [-30, 30])
+def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while(
+    site: Site, days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host was off, or the earlier time was wrong."""
+    monkeypatch.setattr("reports.mail.outbox.DOUBTED_RUNS", 5)
+    site.app.clock_s += days * 24 * HOUR_S
+    faults = [site.due(site.app.clock_s + 60).faults for _ in range(6)]
+    assert all("the clock was set" in each for [each] in faults[:5]) and faults[5] == []
+    site.ends(2, site.app.clock_s - 60)
+    site.ingest(site.app.clock_s - HOUR_S)
+    site.due(site.app.clock_s + 60)
+    assert site.jobs_told[-1] == "2"
