@@ -68,9 +68,13 @@ class IngestResult:
 
     @property
     def warning(self) -> str:
-        """A sentence about a source that was read and gave no record; empty for one that did, and for a short span."""
+        """A sentence about a source that gave no record, or none that could be kept; empty if it did, or had no time."""
         length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(self.source, DAY_S)
-        if self.error or self.is_skipped or self.counts.seen or length_s < least_s:
+        if self.error or self.counts.kept:
+            return ""
+        if self.counts.seen:
+            return f"none of the {format_count(self.counts.seen)} records of {self.source} could be kept"
+        if self.is_skipped or length_s < least_s:
             return ""
         of_span = "" if self.source.startswith("file:") else f" of the {format_duration(length_s)} that were read"
         return f"{self.source} gave no record{of_span}"
