@@ -149,10 +149,9 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
                 f"{format_count(written.unchanged)} known, in {format_duration(result.wall_s)}"
             )
         if result.warning:
+            todo = "run almanac doctor, unless no job ran or the nodes were powered down"
             click.echo(f"  warning: {printable(result.warning)}", err=True)
-            click.echo(
-                "  try: run almanac doctor, unless no job ran in this time or the nodes were powered down", err=True
-            )
+            click.echo(f"  try: {'see the reasons above' if result.counts.seen else todo}", err=True)
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)
             click.echo(f"  try: {printable(result.error.hint, 1000)}", err=True)

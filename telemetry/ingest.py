@@ -68,10 +68,12 @@ class IngestResult:
 
     @property
     def warning(self) -> str:
-        """A sentence about a source that was read and gave no record; empty for one that did, and for a short span."""
+        """A sentence about a source that gave no record to keep; empty for one that did, and for a short span."""
         length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(self.source, DAY_S)
-        if self.error or self.is_skipped or self.counts.seen or length_s < least_s:
+        if self.error or self.is_skipped or self.counts.kept or (not self.counts.seen and length_s < least_s):
             return ""
+        if self.counts.seen:
+            return f"{self.source}: 0 of {format_count(self.counts.seen)} records could be kept"
         of_span = "" if self.source.startswith("file:") else f" of the {format_duration(length_s)} that were read"
         return f"{self.source} gave no record{of_span}"
 

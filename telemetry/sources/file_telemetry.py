@@ -57,6 +57,8 @@ def read_telemetry(block: pa.Table, layout: Layout, span: ReadSpan, counts: Coun
     if layout.form == "long":
         return _pivoted(series, time_ms, _long(block, counts), counts)
     columns = list(_wide(block, layout))
+    for one in columns:
+        _note_ratio(one.counter.column, one.value, counts)
     foreign = [(metric, read_numbers(block[name]), ~_is_empty(block[name])) for metric, name in _foreign(block, layout)]
     rows = None if foreign else rows_of(series, time_ms, columns, counts)
     if rows is not None:
@@ -209,10 +211,24 @@ def _long(block: pa.Table, counts: Counts) -> list[_Samples]:
     is_unused = {name: any(exporter.is_unused(name) for exporter in presets().values()) for name in unread}
     unknown = [name for name in unread if not is_unused[name]][:_MOST_NAMED]
     for name in unread:
-        reason = f"metric not known: {printable(name, 80)}" if name in unknown else "metric not known"
-        counts.seen += len(rows[name])
-        counts.drop("metric not used" if is_unused[name] else reason, len(rows[name]), printable(name, 80))
-    return [(metric, rows[name], value[rows[name]]) for name, metric in _metrics().items() if name in rows]
+        shown, number = printable(name, 80), len(rows[name])
+        counts.seen += number
+        if name in unknown:
+            counts.drop(f"metric not known: {shown}", number)
+        else:
+            counts.drop("metric not used" if is_unused[name] else "metric not known", number, shown)
+    samples = [(metric, rows[name], value[rows[name]]) for name, metric in _metrics().items() if name in rows]
+    for own, _, values in samples:
+        _note_ratio(own.name, values, counts)
+    return samples
+
+
+def _note_ratio(column: str, value: _Doubles, counts: Counts) -> None:
+    """Note a utilization of our own name that is never above 1%: it may be a ratio, or a site that is idle."""
+    if column == "gpu_util_pct":
+        known = value[np.isfinite(value)]
+        if known.max(initial=0) <= 1 and ((known > 0) & (known < 1)).any():
+            counts.note("gpu_util_pct is never above 1%: is it a ratio?", 1, f"{known.max():g}")
 
 
 @cache

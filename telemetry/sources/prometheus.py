@@ -87,12 +87,7 @@ class PrometheusSource:
     def _unknown(self, start_s: int, end_s: int, read_s: int | None) -> Iterator[RowBatch]:
         """The batch that names unknown metrics, if any. read_s: end of what was read; None if there is no counter."""
         if read_s is None:
-            if found := self._others(start_s, end_s):
-                raise SourceError(
-                    f"Prometheus at {self._server.address} has no counter that almanac knows, "
-                    f"but {listed(list(found), 'other metric', 8)}",
-                    "run almanac doctor; give the exporter almanac's list (docs/counters.md), or update almanac",
-                )
+            self._check_names(min(start_s, end_s - _NAMES_S), end_s)
             return
         try:
             found = self._queries.others(max(start_s, read_s - _NAMES_S), end_s)
@@ -106,14 +101,22 @@ class PrometheusSource:
         if unknown:
             yield RowBatch("telemetry", TELEMETRY.empty_table(), counts)
 
-    def _others(self, start_s: int, end_s: int) -> dict[str, int]:
-        """The exporter's metrics of the span, or of its last day if the server refuses the whole of it."""
+    def _check_names(self, start_s: int, end_s: int) -> None:
+        """Raise SourceError if the span, or its last day if that is too much, has unknown metrics and no counter."""
+        queries = self._queries
         for first_s in (start_s, max(start_s, end_s - DAY_S)):
             try:
-                return self._queries.others(first_s, end_s) or self._queries.others(first_s, end_s, by_labels=True)
+                found = [*queries.others(first_s, end_s), *queries.others(first_s, end_s, by_labels=True)]
+                unknown = queries.exporter.unknown(found)
+                if unknown and not queries.present(first_s, end_s):
+                    raise SourceError(
+                        f"Prometheus at {self._server.address} has no counter that almanac knows, "
+                        f"but {listed(unknown, 'unknown metric', 8)}",
+                        "run almanac doctor; give the exporter almanac's list (docs/counters.md), or update almanac",
+                    )
+                return
             except TooMuchError:
                 continue
-        return {}
 
     def _shrink(self, span_s: int, said: str) -> None:
         """Ask for half as much from here on. Raises ServerError where a second is still too much."""

@@ -43,9 +43,9 @@ class GpuQueries:
     def others(self, start_s: int, end_s: int, *, by_labels: bool = False) -> dict[str, int]:
         """Series in the span of the exporter's metrics that are no counter, by name: the unknown ones, then the unused.
 
-        Such a metric has the exporter's prefix or, by_labels, its labels of a GPU: its prefix may be new as well.
+        Such a metric is of a GPU, and has the exporter's prefix or, by_labels, its other labels: the prefix may be new.
         """
-        chosen = f'__name__=~"{self.exporter.prefix}.*"'
+        chosen = f'__name__=~"{self.exporter.prefix}.*",{self.exporter.gpu_labels[0]}!=""'
         if by_labels:
             chosen = f'{self.exporter.uuid_label}!="",{self.exporter.model_label}!=""'
         query = f"count by (__name__) (last_over_time({self.matching('', chosen)}{over(start_s, end_s)}))"

@@ -43,7 +43,9 @@ def test_a_skipped_file_has_the_counts_of_its_import(
     [("prometheus", 600, True), ("prometheus", 599, False), ("sacct", 86_400, True), ("prolog", 86_399, False),
      ("squeue", 10**7, False), ("file:t.csv", 2**41, True)],
 )  # fmt: skip
-@pytest.mark.parametrize("change", [{}, {"counts": Counts(seen=1)}, {"error": SourceError("x")}, {"is_skipped": True}])
+@pytest.mark.parametrize(
+    "change", [{}, {"counts": Counts(seen=1, kept=1)}, {"error": SourceError("x")}, {"is_skipped": True}]
+)
 def test_a_source_that_gave_nothing_is_warned_of(
     source: str, length_s: int, is_worth_a_word: bool, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,3 +53,12 @@ def test_a_source_that_gave_nothing_is_warned_of(
     show({source: result}, None, False)
     said = capsys.readouterr().err
     assert ("warning: " in said) == (is_worth_a_word and not change) == bool(result.as_dict()["warning"])
+
+
+def test_a_file_of_which_nothing_can_be_kept_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, store = tmp_path / "t.csv", Store.create(tmp_path / "store").of("c")
+    path.write_text("timestamp,host,gpu,metric,value\n1,n1,0,DCGM_FI_DEV_GPU_UTIX,95\n")
+    show(run(store, [SourceSpan(FileSource(path, "telemetry"), 0, 2**40)]), None, False)
+    said = capsys.readouterr()
+    assert "1 metric not known: DCGM_FI_DEV_GPU_UTIX" in said.out
+    assert "warning: file:t.csv: 0 of 1 records could be kept" in said.err

@@ -159,6 +159,20 @@ def test_columns_that_look_like_metrics_and_are_not_read_are_named(tmp_path: Pat
     assert (len(rows), counts.notes) == (1, {"column not known: DCGM_FI_DEV_GPU_UTIX": 1})
 
 
+@pytest.mark.parametrize(("values", "is_odd"), [("0.95 1 0", True), ("0.95 2", False), ("0 1", False), ("0 0", False)])
+@pytest.mark.parametrize("form", ["wide", "long"])
+def test_a_utilization_that_may_be_a_ratio_is_kept_and_noted(
+    tmp_path: Path, values: str, is_odd: bool, form: str
+) -> None:
+    head, middle = ("host,gpu,time_ms,gpu_util_pct", "") if form == "wide" else (
+        "timestamp,host,gpu,metric,value", "gpu_util_pct,")  # fmt: skip
+    lines = [f"n{at},0,1000,{value}" if form == "wide" else f"1,n{at},0,{middle}{value}"
+             for at, value in enumerate(values.split())]  # fmt: skip
+    rows, counts = read(write(tmp_path / "t.csv", head, *lines))
+    assert [row["gpu_util_pct"] for row in rows] == pytest.approx([float(value) for value in values.split()])
+    assert bool(counts.notes) == is_odd
+
+
 def test_a_ratio_in_percent_costs_neither_its_row_nor_other_hosts(tmp_path: Path) -> None:
     names = {host: {**values} for host, values in GENERATIONS.items()}
     names["n3"] = {**names["n2"], "DCGM_FI_DEV_GPU_UTIL_RATIO": 95}
