@@ -119,6 +119,15 @@ def real_profile(named: str | None, model_name: str | None, gres_type: str = "")
     return min(alike, key=lambda name: abs(_gigabytes(name) - _gigabytes(named)), default=named)
 
 
+def engines_of(profile: str | None, model_name: str | None, total_mib: float | None) -> int | None:
+    """Return the compute slices of a MIG slice by its profile; without one, the most that have its measured memory."""
+    model = mig_models().get(model_name or "")
+    if profile or model is None or total_mib is None:
+        return compute_slices(profile or "")
+    sizes = ((each.compute, *(gib * 1024 for gib in each.memory_gib)) for each in model.profiles if each.memory_gib)
+    return max((count for count, low, high in sizes if 0.97 * low <= total_mib <= 1.03 * high), default=None)
+
+
 def _gigabytes(profile: str) -> int:
     found = _SIZE.fullmatch(profile_name(profile) or "")
     return int(found[2]) if found else 0

@@ -87,8 +87,9 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        coalesce(j.gpu_type, '') AS gpu_type, j.gpu_type_req, coalesce(j.constraints, '') AS constraints, j.tier,
        j.time_limit_s::DOUBLE AS time_limit_s, j.array_job_id IS NOT NULL AS is_array,
        coalesce(j.state, '') AS state, coalesce(j.elapsed_s, j.end_s - j.start_s)::DOUBLE AS elapsed_s,
-       CASE {_EVIDENCE} WHEN 'telemetry' THEN m.hbm_peak_mib
-            WHEN 'jobstats' THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
+       CASE WHEN m.is_preallocated THEN NULL
+            WHEN m.hbm_peak_mib IS NOT NULL THEN m.hbm_peak_mib
+            WHEN by_jobstats THEN j.jobstats_hbm_peak_mib END::DOUBLE AS hbm_peak_mib,
        m.hbm_max_mib::DOUBLE AS hbm_max_mib,
        coalesce(m.hbm_capacity_mib, j.jobstats_hbm_total_mib)::DOUBLE AS hbm_capacity_mib,
        {_EVIDENCE} AS hbm_evidence,

@@ -81,7 +81,7 @@ def _use(context: JobContext) -> dict[str, Fact]:
     busy = [pct for row in context.gpus if (pct := busy_pct(row)) is not None]
     unasked = context.unasked_gpus
     return {
-        "util_pct": busy_pct(metrics),
+        "util_pct": metrics.get("mean_gpu_util_pct") if context.is_mig else busy_pct(metrics),
         "spatial": spatial if is_judged else None,
         "temporal": temporal if is_judged else None,
         "idle_gpus": idle,

@@ -72,7 +72,7 @@ def slice_text(profile: str | None, capacity_mib: float | None) -> str:
 
 def _use_rows(context: JobContext) -> Iterator[FigureRow]:
     metrics, ranks = context.metrics, context.ranks
-    util_pct = busy_pct(metrics)
+    util_pct = metrics.get("mean_gpu_util_pct") if context.is_mig else busy_pct(metrics)
     util = NOT_KNOWN if util_pct is None else f"{util_pct:.0f}%"
     if context.is_mig and util_pct is not None:
         yield FigureRow("GPU activity", util, "mean of its MIG slices")

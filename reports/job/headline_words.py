@@ -62,9 +62,9 @@ def _size_text(mib: float, context: JobContext) -> str:
 
 
 def busy_pct(row: GpuRow | MetricsRow) -> float | None:
-    """Mean utilization of a GPU or a job in percent; without it, the activity of the graphics engine."""
+    """Mean utilization of a GPU or a job in percent; without it, the graphics engine's, but not on MIG."""
     util_pct, engine = row.get("mean_gpu_util_pct"), row.get("mean_gr_engine_active_frac")
-    if util_pct is not None:
+    if util_pct is not None or row.get("mig") or row.get("mig_profile"):
         return util_pct
     return None if engine is None else 100 * engine
 

@@ -24,7 +24,8 @@ COLUMNS = (
     "gpu_count", "gpu_count_alloc", "unasked_gpu_count", "verdict",
     "coverage_frac", "has_profiling_fault", "gpus_seen", "idle_gpus", "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "is_preallocated", "hbm_peak_mib",
-    "hbm_peak_frac", "hbm_max_mib", "hbm_capacity_mib", "main_pipe", "job_class", "mean_dram_active_frac",
+    "hbm_peak_frac", "hbm_evidence", "hbm_max_mib", "hbm_capacity_mib", "main_pipe", "job_class",
+    "mean_dram_active_frac",
     "mean_tensor_active_frac", "mean_fp64_active_frac", "mean_fp32_active_frac", "mean_fp16_active_frac",
 )  # fmt: skip
 """The columns of telemetry.history.HISTORY that a row needs."""
@@ -58,8 +59,8 @@ def _family(row: Row) -> Family:
 def _facts(row: Row, tiers: Sequence[Tier], highest_mib: float | None, site: SiteChoices) -> Facts:
     """The facts that the rules test. highest_mib: of the job's family; None if that is not known."""
     metrics = {name: value for name, value in row.items() if name in MetricsRow.__annotations__}
-    if metrics.get("hbm_peak_mib") is not None:
-        metrics["is_preallocated"] = False  # the history has the peak only where it shows the need
+    if row.get("hbm_evidence") in ("telemetry", "jobstats"):
+        metrics["is_preallocated"] = False
     if highest_mib is not None and metrics.get("hbm_peak_mib") is not None:
         metrics["hbm_peak_mib"] = max(highest_mib, row["hbm_peak_mib"])
     context = JobContext(

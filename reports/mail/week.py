@@ -55,6 +55,7 @@ class WeekRow(TypedDict):
     coverage_frac: float | None
     mean_gpu_util_pct: float | None
     hbm_peak_mib: float | None
+    hbm_evidence: str
     idle_gpu_count: int | None
     has_profiling_fault: bool | None
     energy_j: float | None
@@ -207,6 +208,7 @@ def tier_gpu_hours(row: WeekRow, config: Config) -> float:
     asked = next((tier.capacity_mib for tier in config.tiers if tier.name == row["tier"]), None)
     peak_mib, advice = row["hbm_peak_mib"], config.advice
     is_telling = row["state"].startswith(ENDED_WELL) and (row["elapsed_s"] or 0) >= MIN_ELAPSED_S
+    is_telling &= row.get("hbm_evidence") != "unclear"
     if asked is None or peak_mib is None or not is_telling:
         return 0.0
     need_mib = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib

@@ -26,7 +26,8 @@ from telemetry.slurm.gpu_queue import QueuedGpuJob
 from telemetry.store.cluster_store import ClusterStore
 
 COLUMNS = (
-    "submit_s", "start_s", "elapsed_s", "gpu_count", "gpu_type", "gpu_type_req", "hbm_peak_mib", "mean_gpu_util_pct",
+    "submit_s", "start_s", "elapsed_s", "gpu_count", "gpu_type", "gpu_type_req", "hbm_peak_mib", "hbm_evidence",
+    "mean_gpu_util_pct",
     "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "has_profiling_fault",
 )  # fmt: skip
 MOST_SLOW_DOWN = 1.5
@@ -92,7 +93,8 @@ def _past(row: Mapping[str, Any], names: Collection[GresNames], advice: AdviceSe
         return None
     own, ran_on = found
     activity = row_activity(row, own.model, ran_on)
-    shape = smallest_shape(own.model, ran_on, row["hbm_peak_mib"], activity, advice)
+    peak_mib = None if row.get("hbm_evidence") == "unclear" else row["hbm_peak_mib"]
+    shape = smallest_shape(own.model, ran_on, peak_mib, activity, advice)
     return SliceJob(
         shape, row["submit_s"], float(row["elapsed_s"]), int(row["start_s"]), ran_on=ran_on,
         compute=busy_slices(own.model, shape, activity), model=own.model.name,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from almanac.config import Filters
 from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models, model_text
-from almanac.mig import compute_slices, real_profile
+from almanac.mig import engines_of, real_profile
 from telemetry.attribution.allocations import Attribution, JobRun
 from telemetry.attribution.instances import InstanceSpan
 from telemetry.metrics import spatial
@@ -189,8 +189,8 @@ def _slice(unit: _Unit, span: InstanceSpan | None, gres: str) -> tuple[str | flo
     """
     name, power_w = (unit.model.name, unit.model.max_power_w) if unit.model else (unit.text, UNKNOWN_MAX_POWER_W)
     profile = real_profile(span.profile if span else None, name, gres)
-    engines = compute_slices(profile or "")
-    return (name, profile, engines, span.total_mib if span else None, power_w, *(None for _ in PIPES))
+    total_mib = span.total_mib if span else None
+    return (name, profile, engines_of(profile, name, total_mib), total_mib, power_w, *(None for _ in PIPES))
 
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:

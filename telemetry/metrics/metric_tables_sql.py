@@ -46,7 +46,7 @@ def per_gpu(config: Config, options: Options) -> str:
     """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
     enough = f"{config.filters.min_coverage!r} * expected_samples"
     return f"""
-WITH raw AS ({_raw(options)})
+WITH raw AS ({_raw(options, config.filters.min_coverage)})
 SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
@@ -65,12 +65,14 @@ def _energy(*conditions: str) -> str:
        CASE WHEN energy_j IS NOT NULL THEN {measured} END AS energy_measured_frac"""
 
 
-def _raw(options: Options) -> str:
+def _raw(options: Options, min_coverage: float) -> str:
     activity = options.imbalance_counter
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
     weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
     mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
-    means = each(f"{mean} AS raw_{{x}}", MEANS)
+    means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m != "gpu_util_pct"))
+    # Without SM_ACTIVE and the slice's size, the engine's activity is a share of nobody knows what.
+    has_use = f"mig = '' OR engines IS NOT NULL OR b.n_sm_active_frac >= {min_coverage!r} * b.n_gpu_util_pct"
     return f"""
 WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity} AS n_activity
            FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)
@@ -78,6 +80,7 @@ WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / interval_ms AS expected_samples,
        samples - missing_energy_mj AS n_energy,
        end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
+       CASE WHEN {has_use} THEN {mean.format(x="gpu_util_pct")} END AS raw_gpu_util_pct,
        CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
             THEN least(1.0, greatest(0.0, 1 - activity / max_activity)) END AS raw_temporal,
        CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,

@@ -148,10 +148,10 @@ class GpuSamples:
     def _slice_engine_frac(self) -> Array | None:
         """GR_ENGINE_ACTIVE of a slice counts one of its engines (NVIDIA/DCGM issue 138): a full 3g slice shows 1/3.
 
-        With several compute instances it shows more, and at most 1 is said. NaN where the slice's size is not known.
+        With several compute instances it shows more, and at most 1 is said. As it is where the size is not known.
         """
         engine = self._read("gr_engine_active_frac")
-        engines = self.runs.spread(self.allocations.engines[self.allocation])
+        engines = self.runs.spread(np.nan_to_num(self.allocations.engines[self.allocation], nan=1.0))
         return None if engine is None else np.minimum(engine.values.astype(np.float64) * engines, 1.0)
 
     def _slice_util_pct(self) -> Array | None:

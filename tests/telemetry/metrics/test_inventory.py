@@ -33,7 +33,7 @@ def look(root: Path, *frames: pd.DataFrame, counted_ms: tuple[int, int] = COUNTE
 def test_units_are_seen_by_the_day_with_what_their_samples_name(tmp_path: Path) -> None:
     whole, instance = gpu(0, 10, 40), gpu(1, 10, 40, mig="3")
     whole["model"] = [None, "A", "B", None]
-    whole["hbm_total_mib"] = [np.nan, 40_960.0, 40_000.0, np.nan]
+    whole["hbm_total_mib"] = [np.nan, 40_960.0, 40_960.0, 70_000.0]
     instance["model"] = None
     found = look(tmp_path, whole, instance, gpu(0, 10, 20, START_S + 86_400))
     rows = [(row["gpu"], row["mig"], row["day"], row["model"], row["total_mib"]) for row in found.units.to_pylist()]

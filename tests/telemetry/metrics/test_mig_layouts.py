@@ -74,7 +74,7 @@ def test_jobs_on_one_day_get_what_the_gpu_was_in_their_own_time(site: Site, has_
     site.jobs(job(1, 1, 2, "n1", 1), job(2, 4, 5, "n1", 7), job(3, 7, 8, "n1", 2), job(4, 10, 11, "n1", 1))
     site.summarize()
     assert {row["attributed_by"] for row in site.found().values()} == {"whole node"}
-    assert units(site, 1) == units(site, 4) == [("", None, 81_920.0, 60)]
+    assert units(site, 1) == units(site, 4) == [("", None, WHOLE_MIB, 60)]
     assert units(site, 2) == sorted((str(mig), name("1g.10gb"), ONE_MIB, 60) for mig in range(7, 14))
     assert units(site, 3) == [("1", name("3g.40gb"), THREE_MIB, 60), ("7", name("1g.20gb"), DOUBLE_MIB, 60)]
     assert {row["gpu_model"] for row in site.found().values()} == {"A100-80"}
@@ -87,7 +87,7 @@ def test_a_job_that_ends_at_the_change_has_nothing_of_what_comes_after(site: Sit
     site.telemetry(shown(0, 3.1), late, again)
     site.jobs(job(1, 0, 3.101, "n1", 1), job(2, 3.5, 6, "n1", 1), job(3, 6, 8, "n1", 1))
     site.summarize()
-    assert units(site, 1) == [("", None, 81_920.0, 186)]
+    assert units(site, 1) == [("", None, WHOLE_MIB, 186)]
     assert units(site, 2) == [("7", "1g.10gb", ONE_MIB, 150)]
     assert units(site, 3) == [("7", "1g.20gb", DOUBLE_MIB, 120)]
     peaks = {key[0]: (row["hbm_peak_mib"], row["hbm_peak_frac"]) for key, row in site.found().items()}
@@ -101,7 +101,7 @@ def test_bound_jobs_of_one_id_are_not_mixed(site: Site) -> None:
     site.bindings(*({**prolog(job_id, "n1", 0, at), "uuid": "GPU-a", "mig": mig} for job_id, mig, at in records))
     site.summarize()
     assert [units(site, job_id)[0][:3] for job_id in (1, 2, 3, 4)] == [
-        ("7", "1g.10gb", ONE_MIB), ("8", "1g.10gb", ONE_MIB), ("7", "1g.20gb", DOUBLE_MIB), ("", None, 81_920.0),
+        ("7", "1g.10gb", ONE_MIB), ("8", "1g.10gb", ONE_MIB), ("7", "1g.20gb", DOUBLE_MIB), ("", None, WHOLE_MIB),
     ]  # fmt: skip
 
 
