@@ -3,7 +3,7 @@
     <source>/user/<uid>/<name>  of the account, which may be hostile: nothing here knows the format of a file
     <target>/user/<uid>/<name>  of root: one user can read it (`_site`: everybody), and nobody else can write to it
     <target>/sched/<uid>        of root and SlurmUser's group: the bytes of `advice` again, which job_submit believes
-    <target>/mail/<uid>         of users: their choices of mail, of which only what can be one stays
+    <target>/mail/<uid>         of users: their choices of mail; other entries are removed
 
 A file is copied if it differs from its copy in size or time, or if the copy has other rights. It is removed when it is
 gone from the source. Read are only plain files of the source's owner, under fixed names, once each, up to a size.
