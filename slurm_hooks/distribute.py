@@ -180,6 +180,7 @@ class _Run:
         self.readers, self.me = Readers(target), os.geteuid()
         self.staged: list[tuple[str, _Place]] = []
         self.entries = self.size = self.batch_bytes = 0
+        self._last, self._place, self._handle = contextlib.ExitStack(), Folder(), -1
 
     def prepare(self) -> None:
         """Make the folders, and remove what a killed run or an older release left."""
@@ -209,6 +210,7 @@ class _Run:
                         served.add(user)
             self._put()
         finally:
+            self._last.close()
             for temporary, _ in self.staged:
                 os.unlink(temporary, dir_fd=self.target)
         for gone in filter(_is_folder_name, {*self._names((USER,))} - served):
@@ -280,7 +282,8 @@ class _Run:
             self._stage(content, written_ns, place)
 
     def _is_current(self, place: _Place, about: os.stat_result) -> bool:
-        with contextlib.suppress(OSError), self._open(place.folder) as folder:
+        with contextlib.suppress(OSError):
+            folder = self._kept_open(place.folder)
             found = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 return False
@@ -322,6 +325,15 @@ class _Run:
                 self.done.leave_out("files cannot be put in their place", "/".join((*place.folder, place.name)))
             self.staged.pop()
         self.batch_bytes = 0
+
+    def _kept_open(self, place: Folder) -> int:
+        """A descriptor that stays open until another folder is asked for. Raises OSError."""
+        if place != self._place:
+            self._last.close()
+            self._place = ()
+            handle = self._last.enter_context(self._open(place))
+            self._place, self._handle = place, handle
+        return self._handle
 
     @contextlib.contextmanager
     def _open(self, place: Folder, is_made: bool = False) -> Iterator[int]:
