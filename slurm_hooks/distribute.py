@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -29,6 +30,8 @@ from slurm_hooks.reader_rights import SITE, Readers, Rights, acl_on
 from telemetry.store.atomic import TEMPORARY, make_folders, opened
 from telemetry.store.user_files import explained, writable_by_others
 
+FOLDER = "published"
+"""Of a store: `almanac publish` leaves files in it, in one folder for each cluster."""
 USER, SCHED, REPORTS, ADVICE = "user", "sched", "reports", "advice"
 TEXT_BYTES, PACKED_BYTES = 65_536, 16 << 20
 LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES, "jobs": PACKED_BYTES}
@@ -68,10 +71,11 @@ class LeftOutError(Exception):
     """A file or folder of the source that is not used, and why."""
 
 
-def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed:
+def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequence[str] = ()) -> Distributed:
     """Copy what is due, remove what is gone, and tidy the choices of mail.
 
-    sched_gid: None on a host that has neither sched/ nor the service that reads the choices.
+    sched_gid: None on a host that has neither sched/ nor the service that reads the choices. below: names of folders
+    from source to the one with the files. All of them belong to source's owner, who may have made links of them.
 
     Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
     takes no more: each file is the old one or the new one then.
@@ -82,7 +86,12 @@ def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed
     with explained(target, target):
         make_folders(target, MODE)
         target.chmod(MODE)
-    with _opened_source(source) as folder, explained(target, target), opened(target) as handle, _locked(handle):
+    with (
+        _opened_source(source, (*below, USER)) as folder,
+        explained(target, target),
+        opened(target) as handle,
+        _locked(handle),
+    ):
         run = _Run(handle, sched_gid)
         run.prepare()
         for uid in tidy_choices(handle) if sched_gid is not None else ():
@@ -92,18 +101,20 @@ def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed
 
 
 @contextlib.contextmanager
-def _opened_source(source: Path) -> Iterator[int]:
+def _opened_source(source: Path, below: Sequence[str]) -> Iterator[int]:
     """A descriptor of the folder of users' folders. Without it, nothing is removed: a disk may be missing."""
     with contextlib.ExitStack() as stack:
         try:
-            above = stack.enter_context(opened(source))
-            folder = stack.enter_context(opened(USER, above))
+            folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            owner = os.fstat(folder).st_uid
+            for name in below:
+                folder = stack.enter_context(opened(name, folder))
+                if os.fstat(folder).st_uid != owner:
+                    raise PermissionError(errno.EPERM, f"{name} does not belong to the owner of {source}")
         except OSError as error:
-            raise StoreError(f"{source}/{USER}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
-        if os.fstat(above).st_uid != os.fstat(folder).st_uid:
-            raise StoreError(
-                f"{source}: it and {USER} in it belong to two users", "remove it, and run `almanac publish`"
-            )
+            path = source.joinpath(*below)
+            raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
         yield folder
 
 
