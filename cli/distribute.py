@@ -17,11 +17,8 @@ from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import AlmanacError, ConfigError, StoreError
 from almanac.units import printable
-from slurm_hooks.distribute import SCHED, Distributed, distribute
+from slurm_hooks.distribute import FOLDER, SCHED, Distributed, distribute
 from telemetry.store.atomic import opened
-
-FOLDER = "published"
-"""Of the store: `almanac publish` leaves files in it, in one folder for each cluster."""
 
 
 def main() -> NoReturn:
@@ -58,16 +55,18 @@ def _run(given: argparse.Namespace) -> Distributed:
         return distribute(Path(given.source), Path(given.target).absolute(), None)
     config = load_config(find_config(given.config))
     store = Path(os.environ.get("ALMANAC_STORE") or config.store.path)
-    source = Path(given.source) if given.source else source_of(store, config.site.cluster)
     target = Path(given.target or config.hooks.advice_dir).absolute()
-    return distribute(source, target, None if given.no_sched else sched_gid(config, target))
+    group = None if given.no_sched else sched_gid(config, target)
+    if given.source:
+        return distribute(Path(given.source), target, group)
+    return distribute(store, target, group, below_store(store, config.site.cluster))
 
 
-def source_of(store: Path, cluster: str) -> Path:
-    """The folder of a cluster's files, by default of the only one. Raises ConfigError."""
+def below_store(store: Path, cluster: str) -> tuple[str, str]:
+    """Names of the folders with a cluster's files, by default of the only one. Raises ConfigError, StoreError."""
     folder = store / FOLDER
     if cluster:
-        return folder / cluster
+        return FOLDER, cluster
     try:
         with opened(folder) as handle, os.scandir(handle) as entries:
             names = [entry.name for entry in itertools.islice(entries, 2)]
@@ -75,7 +74,7 @@ def source_of(store: Path, cluster: str) -> Path:
         raise StoreError(f"{folder}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
     if len(names) != 1:
         raise ConfigError(f"{folder} has files of several clusters", "set site.cluster, or name a folder with --from")
-    return folder / names[0]
+    return FOLDER, names[0]
 
 
 def summary(done: Distributed) -> str:

@@ -14,7 +14,7 @@ import click
 from almanac.config import Config
 from almanac.errors import AlmanacError
 from almanac.units import printable
-from cli.distribute import sched_gid, source_of, summary
+from cli.distribute import below_store, sched_gid, summary
 from slurm_hooks.distribute import distribute
 
 
@@ -72,8 +72,10 @@ def hand_out(config: Config, store: Path, cluster: str | None, target: Path, is_
     """
     nearest = next(path for path in (target, *target.parents) if path.exists())
     if os.geteuid() not in (0, nearest.stat().st_uid):
+        if not is_quiet:
+            click.echo("their readers get them at the next run of almanac-distribute, as root")
         return
-    done = distribute(source_of(store, cluster or config.site.cluster), target, sched_gid(config, target))
+    done = distribute(store, target, sched_gid(config, target), below_store(store, cluster or config.site.cluster))
     for warning in done.warnings():
         click.echo(f"warning: {printable(warning, 1000)}", err=True)
     if not is_quiet:

@@ -177,6 +177,7 @@ print(*(f"almanac-{name}" for name in names))'); do
         mv "$full/man1/$name.1" "$client/man1"
     done
     install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1 scripts/debian/almanac-{pack,restart}.1
+    install -Dm644 -t "$client/man8" scripts/debian/almanac-distribute.8
     install -Dm644 -t "$full/man8" scripts/debian/almanac-power-off.8
     find "$client" "$full" -name '*.[18]' -exec gzip -9n {} +
     ln -s almanac-power-off.8.gz "$full/man8/almanac-power-on.8.gz"

@@ -3,7 +3,7 @@
     <source>/user/<uid>/<name>  of the account, which may be hostile: nothing here knows the format of a file
     <target>/user/<uid>/<name>  of root: one user can read it (`_site`: everybody), and nobody else can write to it
     <target>/sched/<uid>        of root and SlurmUser's group: the bytes of `advice` again, which job_submit believes
-    <target>/mail/<uid>         of users: their choices of mail, of which only what can be one stays
+    <target>/mail/<uid>         of users: their choices of mail; other entries are removed
 
 A file is copied if it differs from its copy in size or time, or if the copy has other rights. It is removed when it is
 gone from the source. Read are only plain files of the source's owner, under fixed names, once each, up to a size.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import os
@@ -29,6 +30,8 @@ from slurm_hooks.reader_rights import SITE, Readers, Rights, acl_on
 from telemetry.store.atomic import TEMPORARY, make_folders, opened
 from telemetry.store.user_files import explained, writable_by_others
 
+FOLDER = "published"
+"""Of a store: `almanac publish` leaves files in it, in one folder for each cluster."""
 USER, SCHED, REPORTS, ADVICE = "user", "sched", "reports", "advice"
 TEXT_BYTES, PACKED_BYTES = 65_536, 16 << 20
 LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES, "jobs": PACKED_BYTES}
@@ -68,10 +71,11 @@ class LeftOutError(Exception):
     """A file or folder of the source that is not used, and why."""
 
 
-def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed:
+def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequence[str] = ()) -> Distributed:
     """Copy what is due, remove what is gone, and tidy the choices of mail.
 
-    sched_gid: None on a host that has neither sched/ nor the service that reads the choices.
+    sched_gid: None on a host that has neither sched/ nor the service that reads the choices. below: names of folders
+    from source to the one with the files. All of them belong to source's owner, who may have made links of them.
 
     Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
     takes no more: each file is the old one or the new one then.
@@ -82,7 +86,12 @@ def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed
     with explained(target, target):
         make_folders(target, MODE)
         target.chmod(MODE)
-    with _opened_source(source) as folder, explained(target, target), opened(target) as handle, _locked(handle):
+    with (
+        _opened_source(source, (*below, USER)) as folder,
+        explained(target, target),
+        opened(target) as handle,
+        _locked(handle),
+    ):
         run = _Run(handle, sched_gid)
         run.prepare()
         for uid in tidy_choices(handle) if sched_gid is not None else ():
@@ -92,18 +101,20 @@ def distribute(source: Path, target: Path, sched_gid: int | None) -> Distributed
 
 
 @contextlib.contextmanager
-def _opened_source(source: Path) -> Iterator[int]:
+def _opened_source(source: Path, below: Sequence[str]) -> Iterator[int]:
     """A descriptor of the folder of users' folders. Without it, nothing is removed: a disk may be missing."""
     with contextlib.ExitStack() as stack:
         try:
-            above = stack.enter_context(opened(source))
-            folder = stack.enter_context(opened(USER, above))
+            folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            owner = os.fstat(folder).st_uid
+            for name in below:
+                folder = stack.enter_context(opened(name, folder))
+                if os.fstat(folder).st_uid != owner:
+                    raise PermissionError(errno.EPERM, f"{name} does not belong to the owner of {source}")
         except OSError as error:
-            raise StoreError(f"{source}/{USER}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
-        if os.fstat(above).st_uid != os.fstat(folder).st_uid:
-            raise StoreError(
-                f"{source}: it and {USER} in it belong to two users", "remove it, and run `almanac publish`"
-            )
+            path = source.joinpath(*below)
+            raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
         yield folder
 
 
@@ -180,6 +191,7 @@ class _Run:
         self.readers, self.me = Readers(target), os.geteuid()
         self.staged: list[tuple[str, _Place]] = []
         self.entries = self.size = self.batch_bytes = 0
+        self._last, self._place, self._handle = contextlib.ExitStack(), Folder(), -1
 
     def prepare(self) -> None:
         """Make the folders, and remove what a killed run or an older release left."""
@@ -209,6 +221,7 @@ class _Run:
                         served.add(user)
             self._put()
         finally:
+            self._last.close()
             for temporary, _ in self.staged:
                 os.unlink(temporary, dir_fd=self.target)
         for gone in filter(_is_folder_name, {*self._names((USER,))} - served):
@@ -280,7 +293,8 @@ class _Run:
             self._stage(content, written_ns, place)
 
     def _is_current(self, place: _Place, about: os.stat_result) -> bool:
-        with contextlib.suppress(OSError), self._open(place.folder) as folder:
+        with contextlib.suppress(OSError):
+            folder = self._kept_open(place.folder)
             found = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 return False
@@ -322,6 +336,15 @@ class _Run:
                 self.done.leave_out("files cannot be put in their place", "/".join((*place.folder, place.name)))
             self.staged.pop()
         self.batch_bytes = 0
+
+    def _kept_open(self, place: Folder) -> int:
+        """A descriptor that stays open until another folder is asked for. Raises OSError."""
+        if place != self._place:
+            self._last.close()
+            self._place = ()
+            handle = self._last.enter_context(self._open(place))
+            self._place, self._handle = place, handle
+        return self._handle
 
     @contextlib.contextmanager
     def _open(self, place: Folder, is_made: bool = False) -> Iterator[int]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "advice files"
 _SHOWN = 5
+_WAIT_S = 600
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket"}
 
 
@@ -44,6 +45,7 @@ def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
         yield from _check_modes(root)
         yield from _check_entries(app, root, are_shown)
         yield from _check_fillers(root, owner)
+        yield from _check_waiting(app, root)
     except PermissionError as error:
         yield Check(NAME, "warn", f"{error.filename} cannot be read", "run doctor as root")
 
@@ -89,6 +91,21 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
         named = ", ".join(f"uid {uid} ({format_gib(size / 2**20)})" for uid, size in sizes.most_common(_SHOWN))
         todo = "run `almanac-distribute`; use a file system with POSIX ACLs, or with quotas, for hooks.advice_dir"
         yield Check(NAME, "warn", f"{format_count(len(sizes))} users own files that they can fill: {named}", todo)
+
+
+def _check_waiting(app: App, root: Path) -> Iterator[Check]:
+    """Whether files of `almanac publish` wait for root's program."""
+    from slurm_hooks.advice.file import SITE
+    from slurm_hooks.advice.folder import shown_path
+    from slurm_hooks.distribute import FOLDER
+
+    written = [path.stat().st_mtime for path in (app.store_root / FOLDER).glob(f"*/user/{SITE}/advice")]
+    placed = shown_path(root, SITE)
+    since_s = app.now_s() - max(written, default=app.now_s())
+    if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < max(written)):
+        todo = "enable almanac-distribute.timer, or run `almanac-distribute` as root after each `almanac publish`"
+        said = f"advice of {format_duration(since_s)} ago waits to be distributed: users and Slurm have older files"
+        yield Check(NAME, "warn", said, todo)
 
 
 def _is_shown(root: Path, name: str, content: bytes) -> bool:
@@ -157,7 +174,7 @@ def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
         return
     age_s = max(0, app.now_s() - max(file.written_s for file in known))
     is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
-    todo = "check why the timer of `almanac publish` stopped" if is_late else ""
+    todo = "check almanac-publish.timer and almanac-distribute.timer" if is_late else ""
     said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
     yield Check(NAME, "warn" if is_late else "ok", said, todo)
     modes, wanted = sorted({file.mode for file in known}), app.config.priority.mode

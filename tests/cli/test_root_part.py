@@ -47,7 +47,8 @@ BECOME = """
 import os, sys
 import cli.publish, cli.root_part, lightgbm, pandas, pyarrow.compute, pyarrow.parquet, duckdb
 import reports.published.folder, reports.published.publish, slurm_hooks.advice.run, slurm_hooks.advice.times
-import almanac.hardware, multiprocessing.pool, encodings.idna, encodings.ascii, encodings.latin_1, telemetry.slurm.gpu_types
+import almanac.hardware, multiprocessing.pool, encodings.idna, encodings.ascii, encodings.latin_1
+import telemetry.slurm.gpu_types
 from cli.main import main
 almanac.hardware.gpu_models()
 if uid := int(sys.argv[1]):

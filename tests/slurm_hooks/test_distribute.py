@@ -53,7 +53,7 @@ class Site:
         return path
 
     def run(self, sched_gid: int | None = SLURM) -> Distributed:
-        return distribute(self.source, self.target, sched_gid)
+        return distribute(self.store, self.target, sched_gid, ("published",))
 
     def placed(self) -> dict[str, bytes]:
         found = (path for path in sorted(self.target.rglob("*")) if path.is_file() and path.name != ".lock")
@@ -236,6 +236,13 @@ def test_what_users_own_in_their_folders_is_taken_over(site: Site) -> None:
     os.close(held)
     assert (Path("/etc").stat().st_uid, Path("/etc").stat().st_mode) == (etc.st_uid, etc.st_mode)
     assert site.run().warnings() == []
+
+
+@only_root
+def test_folders_of_two_owners_are_not_trusted(site: Site) -> None:
+    os.chown(site.source, BOB, -1)
+    with pytest.raises(StoreError, match="published does not belong to the owner"):
+        site.run()
 
 
 # --- what a hostile account can leave
