@@ -54,6 +54,8 @@ class App:
     cluster_name: str | None = None
     are_strays_named: bool = True
     """Whether skipped files of the store are named on stderr. A command that lists them itself sets this to False."""
+    damaged_files: int = 0
+    """Damaged files of the store that the command left out: `cli.main` then exits with 4."""
 
     @cached_property
     def config(self) -> Config:
@@ -84,11 +86,12 @@ class App:
         return store.of(self.cluster(store, is_new=create))
 
     def _name_strays(self, strays: Sequence[Stray]) -> None:
+        self.damaged_files += sum(stray.is_damaged for stray in strays)
         if not self.are_strays_named:
             return
         for stray in strays[:_STRAYS_NAMED]:
             said = printable(f"{stray.path}: {stray.reason}", 1000)
-            click.echo(f"warning: skipped in the store: {said}", err=True)
+            click.echo(f"warning: {'left out' if stray.is_damaged else 'skipped in the store'}: {said}", err=True)
         if len(strays) > _STRAYS_NAMED:
             click.echo(
                 f"warning: {len(strays) - _STRAYS_NAMED} more skipped; run `almanac doctor` to list them", err=True

@@ -148,6 +148,8 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "
                 f"{format_count(written.unchanged)} known, in {format_duration(result.wall_s)}"
             )
+        if result.left_out:
+            click.echo(f"  {format_count(result.left_out)} rows not stored: their files are damaged", err=True)
         if result.error:
             click.echo(f"  failed: {printable(str(result.error), 1000)}", err=True)
             click.echo(f"  try: {printable(result.error.hint, 1000)}", err=True)

@@ -14,7 +14,7 @@ import click
 
 from almanac import __version__
 from almanac.errors import AlmanacError, StoreError
-from almanac.units import did_you_mean, printable
+from almanac.units import counted, did_you_mean, printable
 from cli.app import App, has_libraries
 
 COMMANDS = {
@@ -108,6 +108,18 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
     if os.environ.get("NO_COLOR"):
         ctx.color = False
     ctx.obj = App(config_path, store_path, cluster_name)
+
+
+@cli.result_callback()
+@click.pass_obj
+def _name_damage(app: App, code: object, **_: object) -> object:
+    """Say that damaged files were left out, and exit with 4, unless the command itself failed."""
+    if not app.damaged_files or not app.are_strays_named:
+        return code
+    files = counted(app.damaged_files, "damaged file")
+    click.echo(f"error: {files} of the store left out: what you see is not complete", err=True)
+    click.echo("try: almanac doctor, which names each of them and says what to do", err=True)
+    return code or StoreError.exit_code
 
 
 def main(argv: list[str] | None = None) -> None:
