@@ -70,6 +70,8 @@ _CHECKSUM = b',"sum":"'
 def with_checksum(text: str) -> bytes:
     """Return the text of a JSON object with its checksum as the last member, sum, which `read_json` compares."""
     content = text.rstrip().encode()
+    if content == b"{}":
+        return b"{}\n"
     return content[:-1] + _CHECKSUM + _sum(content) + b'"}\n'
 
 

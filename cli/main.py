@@ -8,12 +8,13 @@ import importlib
 import io
 import os
 import sys
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 import click
 
 from almanac import __version__
-from almanac.errors import AlmanacError, StoreError
+from almanac.errors import AlmanacError, DamageWarning, StoreError
 from almanac.units import counted, did_you_mean, printable
 from cli.app import App, has_libraries
 
@@ -126,6 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line. Every error prints what happened and what to try, and sets the exit code."""
     _leave_homes_of_others()
     _print_any_text()
+    warnings.showwarning = _show_warning
     umask = os.umask(0o077)
     os.umask(umask | NO_WRITING)
     try:
@@ -157,6 +159,14 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         os.umask(umask)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print our own warnings as a line of text, and those of libraries as Python does."""
+    if issubclass(category, DamageWarning):
+        click.echo(f"warning: {printable(str(message), 1000)}", err=True)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
 
 
 def _leave_homes_of_others() -> None:

@@ -1,7 +1,7 @@
 """Record of the files without a seal that native readers were tried on, so that each is tried once.
 
-It is one JSON file in the store: by the checksum of what was tried, why it cannot be read, or "". It is a cache: without
-it, or without the right to write it, files are tried again.
+It is one JSON file in the store: by the checksum of what was tried, why it cannot be read, or "". It is a cache:
+without it, or without the right to write it, files are tried again.
 """
 
 from __future__ import annotations
