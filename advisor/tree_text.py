@@ -106,11 +106,11 @@ def _require_tree(fields: Mapping[str, str], features: int) -> None:
 
 def _require_one_root(nodes: Mapping[str, Sequence[float]], leaves: int) -> None:
     """Every node and every leaf is reached from the root, and once: so no path is a circle."""
-    left, seen = [0 if leaves > 1 else -1], set[float]()
+    left, seen = [0.0 if leaves > 1 else -1.0], set[float]()
     while left:
         at = left.pop()
         if at in seen or not -leaves <= at < leaves - 1:
-            raise ValueError(f"a tree has the child {at}, which is out of range or of two nodes")
+            raise ValueError(f"a tree has the child {at:g}, which is out of range or of two nodes")
         seen.add(at)
         if at >= 0:
             left += [nodes["left_child"][int(at)], nodes["right_child"][int(at)]]

@@ -5,6 +5,7 @@ Every file of almanac's own is read through here, so that a FIFO, a device, or a
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -20,28 +21,28 @@ DEEPEST = 32
 
 @contextmanager
 def open_plain(path: Path | str, flags: int = 0, dir_fd: int | None = None) -> Iterator[BinaryIO]:
-    """Open a regular file for reading. flags: more flags of open(2). Raises OSError, ValueError for another kind."""
+    """Open a regular file for reading. flags: more flags of open(2). Raises OSError, also for another kind of file."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
     with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("not a regular file")
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         yield file
 
 
 def read_plain(path: Path | str, most_bytes: int = MOST_BYTES, flags: int = 0) -> bytes:
-    """Return the content of a regular file. Raises OSError, ValueError for another kind and for a larger file."""
+    """Return the content of a regular file. Raises OSError, also for another kind and for a larger file."""
     with open_plain(path, flags) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise ValueError(f"larger than {most_bytes} bytes")
+        raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))
     return content
 
 
 def read_json(path: Path | str, most_bytes: int = MOST_BYTES, flags: int = 0) -> Any:
     """Return the content of a JSON file.
 
-    Raises OSError, and ValueError for everything that is wrong with the content: its size, encoding, syntax, nesting,
-    and a checksum that differs (`with_checksum`).
+    Raises OSError, and ValueError for everything that is wrong with the content: its encoding, syntax, nesting, and a
+    checksum that differs (`with_checksum`).
     """
     return parse_json(read_plain(path, most_bytes, flags))
 

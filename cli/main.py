@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -113,7 +113,7 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
 
 @cli.result_callback()
 @click.pass_obj
-def _name_damage(app: App, code: object, **_: object) -> object:
+def _name_damage(app: App, /, code: object, **_: object) -> object:
     """Say that damaged files were left out, and exit with 4, unless the command itself failed."""
     if not app.damaged_files or not app.are_strays_named:
         return code
@@ -161,12 +161,15 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
     """Print our own warnings as a line of text, and those of libraries as Python does."""
     if issubclass(category, DamageWarning):
         click.echo(f"warning: {printable(str(message), 1000)}", err=True)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _leave_homes_of_others() -> None:
