@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_END, _FIRST = "end of trees\n", "Tree=0\n"
+_END = "end of trees\n"
 _MOST_LEAVES = 4096
+_INTEGERS = re.compile(r"(?:-?\d{1,19}(?: -?\d{1,19})*)?", re.ASCII)
+_FLOAT = r"-?(?:inf|nan|\d{1,40}(?:\.\d{1,40})?(?:e[+-]?\d{1,3})?)"
+_FLOATS = re.compile(rf"(?:{_FLOAT}(?: {_FLOAT})*)?", re.ASCII)
+"""LightGBM ends its process at anything else in the place of a number."""
 _PER_NODE: Mapping[str, Callable[[str], float]] = {
     "split_feature": int, "threshold": float, "decision_type": int, "left_child": int, "right_child": int,
 }  # fmt: skip
 _UNUSED = {
-    "leaf_weight": 0, "leaf_count": 0, "split_gain": 1, "internal_value": 1, "internal_weight": 1, "internal_count": 1,
+    "leaf_weight": (0, _FLOATS), "leaf_count": (0, _INTEGERS), "split_gain": (1, _FLOATS),
+    "internal_value": (1, _FLOATS), "internal_weight": (1, _FLOATS), "internal_count": (1, _INTEGERS),
 }  # fmt: skip
-"""Fields that no prediction uses: by how many values they have fewer than the tree has leaves."""
+"""Fields that no prediction uses: by how many values they have fewer than the tree has leaves, and of which form."""
 _SINGLE = {"num_leaves", "num_cat", "is_linear", "shrinkage", "leaf_value", "cat_boundaries", "cat_threshold"}
+_HEADER = {"objective", "feature_names", "feature_infos", "max_feature_idx", "tree_sizes", "version", "num_class",
+           "num_tree_per_iteration", "label_index"}  # fmt: skip
 _FIXED = {"version": "v4", "num_class": "1", "num_tree_per_iteration": "1", "label_index": "0"}
 
 
@@ -28,7 +36,8 @@ def booster(text: str, features: Sequence[str] | None = None) -> Any:
 
     require_whole(text, features)
     try:
-        return lightgbm.Booster(model_str=text)
+        # Without the training's parameters, which no prediction needs: LightGBM ends its process at a garbled one.
+        return lightgbm.Booster(model_str=text[: text.index(_END) + len(_END)])
     except lightgbm.basic.LightGBMError as error:
         raise ValueError(f"a LightGBM model cannot be read: {error}") from error
 
@@ -47,13 +56,17 @@ def _require_whole(text: str, features: Sequence[str] | None) -> None:
     head, _, rest = text.partition("\n\n")
     fields = _fields(head.removeprefix("tree\n"))
     names = fields["feature_names"].split(" ")
-    if {name: fields[name] for name in _FIXED} != _FIXED or len(names) != int(fields["max_feature_idx"]) + 1:
+    if (
+        fields.keys() != _HEADER
+        or {name: fields[name] for name in _FIXED} != _FIXED
+        or len(names) != int(fields["max_feature_idx"]) + 1
+    ):
         raise ValueError("a LightGBM model has a strange header")
     if (features is not None and names != list(features)) or len(fields["feature_infos"].split(" ")) != len(names):
         raise ValueError("a LightGBM model has other features than this almanac computes")
     rest = rest.lstrip("\n")
     place = 0
-    for number, size in enumerate(_numbers(fields.get("tree_sizes", ""), int)):
+    for number, size in enumerate(_numbers(fields["tree_sizes"], int)):
         tree = rest[place : place + int(size)]
         first, _, body = tree.partition("\n")
         if first != f"Tree={number}" or not tree.endswith("\n") or size <= 0:
@@ -74,6 +87,8 @@ def _fields(text: str) -> dict[str, str]:
 
 
 def _numbers(text: str, kind: Callable[[str], float]) -> list[float]:
+    if not (_INTEGERS if kind is int else _FLOATS).fullmatch(text):
+        raise ValueError(f"a LightGBM model has no numbers in {text[:40]!r}")
     found = [kind(word) for word in text.split()]
     if any(map(math.isnan, found)):
         raise ValueError("a LightGBM model has a number that is none")
@@ -81,13 +96,16 @@ def _numbers(text: str, kind: Callable[[str], float]) -> list[float]:
 
 
 def _require_tree(fields: Mapping[str, str], features: int) -> None:
-    leaves, categorical = int(fields["num_leaves"]), int(fields["num_cat"])
+    leaves, categorical = (int(_numbers(fields[name], int)[0]) for name in ("num_leaves", "num_cat"))
     if not 1 <= leaves <= _MOST_LEAVES or fields["is_linear"] != "0":
         raise ValueError(f"a tree has {leaves} leaves, or linear ones")
     if unknown := fields.keys() - _SINGLE - _UNUSED.keys() - _PER_NODE.keys():
         raise ValueError(f"a tree has unknown fields: {sorted(unknown)[0][:40]!r}")
     _numbers(fields["shrinkage"], float)
-    unused = (len(fields.get(name, "").split()) in (0, leaves - fewer) for name, fewer in _UNUSED.items())
+    unused = (
+        form.fullmatch(fields.get(name, "")) and len(fields.get(name, "").split()) in (0, leaves - fewer)
+        for name, (fewer, form) in _UNUSED.items()
+    )
     values = _numbers(fields["leaf_value"], float)
     if not all(map(math.isfinite, values)):
         raise ValueError("a tree has a value that is not finite")

@@ -31,13 +31,14 @@ def _large(path: Path) -> None:
 def test_what_is_no_small_regular_file_is_refused_at_once(make: object, tmp_path: Path) -> None:
     assert callable(make)
     make(tmp_path / "file")
-    with pytest.raises(OSError, match="not a regular file|larger than 100 bytes|directory"):
+    with pytest.raises(OSError, match=r"not a regular file|larger than 100 bytes|directory"):
         read_plain(tmp_path / "file", 100)
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[" * 100_000, b"[" * (DEEPEST + 2) + b"]" * (DEEPEST + 2), b'{"a":' * 99 + b"1" + b"}" * 99, b"\xff{}",
+    [b"", b"{", b"[" * 100_000,
+     b"[" * (DEEPEST + 2) + b"]" * (DEEPEST + 2), b'{"a":' * 99 + b"1" + b"}" * 99, b"\xff{}",
      b'{"a": ' + b"9" * 5000 + b"}"],
 )  # fmt: skip
 def test_every_bad_content_is_a_value_error(content: bytes, tmp_path: Path) -> None:
