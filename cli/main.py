@@ -117,7 +117,7 @@ def _name_damage(app: App, /, code: object, **_: object) -> object:
     """Say that damaged files were left out, and exit with 4, unless the command itself failed."""
     if not app.damaged_files or not app.are_strays_named:
         return code
-    files = counted(app.damaged_files, "damaged file")
+    files = counted(len(app.damaged_files), "damaged file")
     click.echo(f"error: {files} of the store left out: what you see is not complete", err=True)
     click.echo("try: almanac doctor, which names each of them and says what to do", err=True)
     return code or StoreError.exit_code

@@ -147,11 +147,13 @@ def _without_damage(store: ClusterStore, jobs: Sequence[JobRun]) -> tuple[list[J
     """The jobs whose metrics come from whole files and go to such, and the others, which keep what they have."""
     if not jobs:
         return [], []
-    first_s, last_s = min(job.start_s for job in jobs) - DAY_S, max(job.end_s for job in jobs) + DAY_S
-    for table in _INPUTS:
-        store.files(table, first_s, last_s)
-    for table in _OUTPUTS:
-        store.files(table, min(job.submit_s for job in jobs), max(job.submit_s for job in jobs) + 1)
+    for tables, days in (
+        (_INPUTS, {day for job in jobs for day in days_of(job.start_s, job.end_s)}),
+        (_OUTPUTS, {job.submit_s // DAY_S for job in jobs}),
+    ):
+        for table in tables:
+            paths = store.all_files(table, min(days) * DAY_S, (max(days) + 1) * DAY_S)
+            store.sound_files([path for path in paths if partition_start(path) // DAY_S in days])
     from_days, to_days = _damaged_days(store, _INPUTS), _damaged_days(store, _OUTPUTS)
 
     def is_whole(job: JobRun) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 
+from almanac.errors import DamageWarning
 from telemetry.store import damage, database
 from telemetry.store.atomic import TEMPORARY, locked
 from telemetry.store.imported_files import FileState, state_of
@@ -25,7 +26,8 @@ OnStrays = Callable[[Sequence[Stray]], None]
 def warn_of_strays(strays: Sequence[Stray]) -> None:
     """Report strays as Python warnings."""
     for stray in strays:
-        warnings.warn(f"{stray.path} is skipped: {stray.reason}", stacklevel=2)
+        done, kind = ("left out", DamageWarning) if stray.is_damaged else ("skipped", UserWarning)
+        warnings.warn(f"{stray.path} is {done}: {stray.reason}", kind, stacklevel=2)
 
 
 class StoreFolder:
