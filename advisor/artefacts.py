@@ -31,6 +31,7 @@ from advisor.memory.calibration import Calibration, Margins
 from advisor.service import Trained
 from advisor.services.base import Learned
 from advisor.speed.learning import SpeedTable
+from advisor.tree_text import require_whole
 from advisor.version_folders import (
     GARBLED,
     RETRAIN,
@@ -38,6 +39,7 @@ from advisor.version_folders import (
     garbled,
     make_version_folder,
     new_version,
+    newest_whole,
     read_current,
     read_description,
     read_text,
@@ -91,10 +93,14 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
 
 
 def load(models_dir: Path) -> Trained | None:
-    """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError."""
-    version = current_version(models_dir)
-    if version is None:
-        return None
+    """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError.
+
+    If it is damaged, the newest whole one, with a warning.
+    """
+    return newest_whole(models_dir / "duration", lambda version: _load(models_dir, version))
+
+
+def _load(models_dir: Path, version: str) -> Trained:
     folder = models_dir / "duration" / version
     meta = read_meta(folder)
     hbm_meta = read_meta(models_dir / "hbm" / version)
@@ -111,10 +117,10 @@ def load_speeds(models_dir: Path) -> SpeedTable | None:
 
     Raises StoreError, SchemaVersionError.
     """
-    version = current_version(models_dir)
-    if version is None:
-        return None
-    folder = models_dir / "speed" / version
+    return newest_whole(models_dir / "duration", lambda version: _load_speeds(models_dir / "speed" / version))
+
+
+def _load_speeds(folder: Path) -> SpeedTable:
     if not folder.is_dir():
         return SpeedTable()
     meta = read_meta(folder)
@@ -126,9 +132,12 @@ def load_speeds(models_dir: Path) -> SpeedTable | None:
 
 def load_learned(models_dir: Path) -> dict[str, Learned]:
     """What the site's own services learned in the current version; empty where they did not. Raises StoreError."""
-    version = current_version(models_dir)
-    folder = models_dir / "services" / (version or "")
-    if version is None or not folder.is_dir():
+    folders = models_dir / "services"
+    return newest_whole(models_dir / "duration", lambda version: _load_learned(folders / version)) or {}
+
+
+def _load_learned(folder: Path) -> dict[str, Learned]:
+    if not folder.is_dir():
         return {}
     meta = read_meta(folder)
     try:
@@ -262,7 +271,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Empty where no model was trained."""
+    """Empty where no model was trained. Raises StoreError for texts that LightGBM cannot take."""
     if meta.get("model") is None:
         return {}
-    return {name: read_text(folder / f"{name}.txt", meta["model"]["sha256"].get(name)) for name in TREES}
+    texts = {name: read_text(folder / f"{name}.txt", meta["model"]["sha256"].get(name)) for name in TREES}
+    for name, text in texts.items():
+        try:
+            require_whole(text, [*NUMBERS, *CATEGORIES])
+        except ValueError as error:
+            raise StoreError(f"{folder}/{name}.txt: {error}", RETRAIN) from error
+    return texts

@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from advisor.version_folders import version_names
+from advisor.version_folders import description, version_names
 from almanac.errors import StoreError
 from almanac.kept import Kept
+from almanac.plain_file import read_json, read_plain
 from telemetry.store.atomic import write_atomically
 
 REMOVED = "(removed)"
@@ -41,17 +42,16 @@ def _scrub(metas: Collection[Path], runs: Collection[tuple[int, int]], accounts:
     for path in metas:
         meta = _scrubbed(path, runs, accounts)
         if meta is not None:
-            text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
-            write_atomically(path, text.encode("utf-8"), is_handed_over=True)
+            write_atomically(path, description(meta).encode("utf-8"), is_handed_over=True)
 
 
 def _scrubbed(path: Path, runs: Collection[tuple[int, int]], accounts: Collection[str]) -> Mapping[str, Any] | None:
     """The description without the user; None if it does not mention them. Raises StoreError."""
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", _HINT) from error
     model = meta.get("model") if isinstance(meta, dict) else None
     if not isinstance(model, dict):
@@ -74,7 +74,7 @@ def _names(folder: Path, user: str) -> bool:
     spellings = {user, json.dumps(user)[1:-1]}
     word = re.compile("|".join(rf"(?<![\w.-]){re.escape(each)}(?![\w-])" for each in spellings))
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    return any(word.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)
+    return any(word.search(read_plain(path).decode("utf-8", "replace")) for path in files)
 
 
 def _remove(folders: Collection[Path]) -> None:

@@ -4,8 +4,8 @@
 <folder>/current      the version in use, one line
 
 A version is written to a temporary folder and renamed; `current` is replaced by rename. So a reader sees the old
-version or the new one, and never parts of both. Checksums guard the texts: LightGBM's parser is not made for damaged
-ones.
+version or the new one, and never parts of both. Checksums guard the texts and meta.json: LightGBM's parser is not made
+for damaged ones. Where the current version is damaged, readers take the newest whole one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from almanac.errors import SchemaVersionError, StoreError
+from almanac.errors import DamageWarning, SchemaVersionError, StoreError
+from almanac.plain_file import read_json, read_plain, with_checksum
 from telemetry.store.atomic import hand_over, make_folders, make_inner_folder, opened, write_atomically
 
 VERSION = re.compile(r"\d{8}T\d{6}Z(-\d+)?")
@@ -29,6 +31,8 @@ RETRAIN = "run `almanac train`"
 GARBLED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading the fields of a damaged meta.json raises."""
 _TEMPORARY = ".new-"
+_MOST_BYTES = 2**26
+_Loaded = TypeVar("_Loaded")
 
 
 def checksum(text: str) -> str:
@@ -71,7 +75,7 @@ def write_version(folder: Path, meta: Mapping[str, object], texts: Mapping[str, 
             hand_over(handle, folder.parent)
         for name, text in texts.items():
             _write_file(temporary / name, text)
-        _write_file(temporary / "meta.json", json.dumps(meta, indent=1, sort_keys=True) + "\n")
+        _write_file(temporary / "meta.json", description(meta))
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -82,6 +86,11 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left. Only for the one process that holds the folder's lock."""
     for path in folder.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def description(meta: Mapping[str, object]) -> str:
+    """Return the text of a meta.json."""
+    return with_checksum(json.dumps(meta, indent=1, sort_keys=True)).decode("utf-8")
 
 
 def _write_file(path: Path, text: str) -> None:
@@ -100,22 +109,44 @@ def read_current(folder: Path) -> str | None:
     """None if nothing was trained yet. Raises StoreError."""
     path = folder / "current"
     try:
-        version = path.read_text(encoding="utf-8").strip()
+        version = read_plain(path, _MOST_BYTES).decode("utf-8").strip()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", RETRAIN) from error
     if not VERSION.fullmatch(version):
         raise StoreError(f"{path}: {version[:40]!r} is not a version", RETRAIN)
     return version
 
 
+def newest_whole(folder: Path, load: Callable[[str], _Loaded]) -> _Loaded | None:
+    """Load the current version; None if nothing was trained yet.
+
+    If it is damaged, load the newest whole one and warn. Raises StoreError if there is none, and SchemaVersionError.
+    load: of a version by its name; raises StoreError for a damaged one.
+    """
+    try:
+        version = read_current(folder)
+        return None if version is None else load(version)
+    except SchemaVersionError:
+        raise
+    except StoreError as error:
+        for name in reversed(version_names(folder)):
+            try:
+                found = load(name)
+            except StoreError:
+                continue
+            warnings.warn(DamageWarning(f"{error}; version {name} is used, {RETRAIN}"), stacklevel=2)
+            return found
+        raise
+
+
 def read_description(folder: Path, schema: int) -> dict[str, Any]:
     """meta.json of a version. Raises StoreError, SchemaVersionError."""
     path = folder / "meta.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        meta = read_json(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", RETRAIN) from error
     if not isinstance(meta, dict) or "schema" not in meta:
         raise StoreError(f"{path}: not the description of a trained model", RETRAIN)
@@ -127,8 +158,8 @@ def read_description(folder: Path, schema: int) -> dict[str, Any]:
 def read_text(path: Path, expected: str | None) -> str:
     """A text of a version, whose checksum is the expected one. Raises StoreError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_plain(path, _MOST_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot be read: {error}", RETRAIN) from error
     if checksum(text) != expected:
         raise StoreError(f"{path}: damaged: its checksum differs", RETRAIN)

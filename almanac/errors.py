@@ -69,5 +69,9 @@ class NotAllowedError(AlmanacError):
     exit_code = 6
 
 
+class DamageWarning(UserWarning):
+    """A damaged file was left out, and something older or less stands for it."""
+
+
 class NoModelError(AlmanacError):
     exit_code = 7

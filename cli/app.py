@@ -6,7 +6,7 @@ import importlib.util
 import os
 import pwd
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +55,8 @@ class App:
     cluster_name: str | None = None
     are_strays_named: bool = True
     """Whether skipped files of the store are named on stderr. A command that lists them itself sets this to False."""
+    damaged_files: set[Path] = field(default_factory=set)
+    """Damaged files of the store that the command left out: `cli.main` then exits with 4."""
 
     @cached_property
     def config(self) -> Config:
@@ -85,15 +87,28 @@ class App:
         return store.of(self.cluster(store, is_new=create))
 
     def _name_strays(self, strays: Sequence[Stray]) -> None:
+        strays = [stray for stray in strays if stray.path not in self.damaged_files]
+        self.damaged_files |= {stray.path for stray in strays if stray.is_damaged}
         if not self.are_strays_named:
             return
         for stray in strays[:_STRAYS_NAMED]:
             said = printable(f"{stray.path}: {stray.reason}", 1000)
-            click.echo(f"warning: skipped in the store: {said}", err=True)
+            click.echo(f"warning: {'left out' if stray.is_damaged else 'skipped in the store'}: {said}", err=True)
         if len(strays) > _STRAYS_NAMED:
             click.echo(
                 f"warning: {len(strays) - _STRAYS_NAMED} more skipped; run `almanac doctor` to list them", err=True
             )
+
+    def look_for_damage(self) -> None:
+        """Compare the store's files with their checksums, and name the damaged ones that no command has met yet.
+
+        `almanac train` calls it, because it runs each day.
+        """
+        from telemetry.store.check import check_files
+        from telemetry.store.partitions import Stray
+
+        store = self.open_store()
+        store.report_strays([Stray(one.path, one.reason, is_damaged=True) for one in check_files(store).damaged])
 
     @cached_property
     def commands(self) -> SlurmCommands:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from almanac.config import Config
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, StoreError
 from almanac.kept import Kept
 from cli.mig_raise import one_at_a_time as one_raise_at_a_time
 from cli.place import one_at_a_time as one_placement_at_a_time
 from cli.reprioritize import one_at_a_time
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.forgotten import Forgetting, read_forgotten, write_forgotten
+from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
 
@@ -75,6 +76,22 @@ def _of_jobs(store: ClusterStore, config: Config, user: str) -> Iterator[Kept]:
     yield from record_places(config.bindings.prolog_dir, config.mail.spool_dir, store.cluster, spans)
     for kept in table_places(store, user, found):
         yield _locked(kept, store.summarizing)
+    yield _damaged(store)
+
+
+def _damaged(store: ClusterStore) -> Kept:
+    """Damaged files, which may hold rows of anybody. They cannot be emptied."""
+    for table in TABLES:
+        store.files(table)
+    paths = store.damaged_files()
+
+    def remove() -> None:
+        raise StoreError(
+            f"{paths[0]}: damaged, so what it holds of the user cannot be removed",
+            "replace or remove the files that almanac doctor names",
+        )
+
+    return Kept("damaged files", len(paths), "file", remove)
 
 
 def _by_name(store_root: Path, advice_dir: Path, person: Person) -> Iterator[Kept]:

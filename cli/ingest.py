@@ -148,6 +148,8 @@ def show(results: dict[str, IngestResult], summary: SummaryCounts | None, as_jso
                 f"  {table}: {format_count(written.added)} added, {format_count(written.replaced)} changed, "
                 f"{format_count(written.unchanged)} known, in {format_duration(result.wall_s)}"
             )
+        if result.left_out:
+            click.echo(f"  {format_count(result.left_out)} rows not stored: their files are damaged", err=True)
         if result.warning:
             todo = "run almanac doctor, unless no job ran or the nodes were powered down"
             click.echo(f"  warning: {printable(result.warning)}", err=True)

@@ -8,13 +8,14 @@ import importlib
 import io
 import os
 import sys
-from typing import NoReturn
+import warnings
+from typing import NoReturn, TextIO
 
 import click
 
 from almanac import __version__
-from almanac.errors import AlmanacError, StoreError
-from almanac.units import did_you_mean, printable
+from almanac.errors import AlmanacError, DamageWarning, StoreError
+from almanac.units import counted, did_you_mean, printable
 from cli.app import App, has_libraries
 
 COMMANDS = {
@@ -110,10 +111,23 @@ def cli(ctx: click.Context, config_path: str | None, store_path: str | None, clu
     ctx.obj = App(config_path, store_path, cluster_name)
 
 
+@cli.result_callback()
+@click.pass_obj
+def _name_damage(app: App, /, code: object, **_: object) -> object:
+    """Say that damaged files were left out, and exit with 4, unless the command itself failed."""
+    if not app.damaged_files or not app.are_strays_named:
+        return code
+    files = counted(len(app.damaged_files), "damaged file")
+    click.echo(f"error: {files} of the store left out: what you see is not complete", err=True)
+    click.echo("try: almanac doctor, which names each of them and says what to do", err=True)
+    return code or StoreError.exit_code
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line. Every error prints what happened and what to try, and sets the exit code."""
     _leave_homes_of_others()
     _print_any_text()
+    warnings.showwarning = _show_warning
     umask = os.umask(0o077)
     os.umask(umask | NO_WRITING)
     try:
@@ -145,6 +159,17 @@ def main(argv: list[str] | None = None) -> None:
     finally:
         os.umask(umask)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Print our own warnings as a line of text, and those of libraries as Python does."""
+    if issubclass(category, DamageWarning):
+        click.echo(f"warning: {printable(str(message), 1000)}", err=True)
+    else:
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _leave_homes_of_others() -> None:

@@ -32,6 +32,8 @@ def command(app: App, as_json: bool) -> None:
 
     The scores compare the models with simple baselines, on jobs that the models had not seen: the jobs that ended since
     earlier trainings. The first training holds back the newest share of the jobs (training.validation_share) for this.
+
+    It then compares the store's files with their checksums, and names damaged ones.
     """
     from advisor.artefacts import load, load_learned, save
     from advisor.duration.baselines import OURS
@@ -60,6 +62,7 @@ def command(app: App, as_json: bool) -> None:
     version = save(trained, store.models_dir, own.learned)
     prune(store.models_dir, app.config.training.keep_versions, version)
     demand = train_demand_models(app, store)
+    app.look_for_damage()
     speeds = trained.speeds
     faults = faults_of(trained, app.config, app.now_s())
     services = [*BUILT_IN, *own.names]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from almanac.errors import StoreError
+from almanac.plain_file import parse_json, read_plain
 from telemetry.store.atomic import hand_over, make_inner_folder, write_atomically, writing
 
 KEEP_DAYS = 400
@@ -64,13 +65,12 @@ class JsonLines:
         with self._reading():
             for path in sorted(self._files(), key=lambda path: (path.name <= newest, path.name)):
                 if path.name >= oldest:
-                    with path.open("rb") as file:
-                        yield from _objects(file)
+                    yield from _objects(read_plain(path).splitlines())
 
     def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
         """The number of lines that match. Raises StoreError."""
         with self._reading():
-            return sum(sum(map(matches, _objects(file.read_bytes().splitlines()))) for file in self._files())
+            return sum(sum(map(matches, _objects(read_plain(file).splitlines()))) for file in self._files())
 
     def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
         """Remove the lines that match; each file is replaced whole. For a process that keeps writers away.
@@ -79,7 +79,7 @@ class JsonLines:
         """
         with self._reading():
             for path in self._files():
-                lines = path.read_bytes().splitlines(keepends=True)
+                lines = read_plain(path).splitlines(keepends=True)
                 kept = [line for line in lines if not any(map(matches, _objects([line])))]
                 if len(kept) < len(lines):
                     with writing(path):
@@ -133,8 +133,8 @@ def _sync_folder(folder: Path) -> None:
 def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
+            content = parse_json(line)
+        except ValueError:
             continue
         if isinstance(content, dict):
             yield content

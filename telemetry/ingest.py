@@ -77,6 +77,11 @@ class IngestResult:
         of_span = "" if self.source.startswith("file:") else f" of the {format_duration(length_s)} that were read"
         return f"{self.source} gave no record{of_span}"
 
+    @property
+    def left_out(self) -> int:
+        """Rows whose file is damaged: they are not stored."""
+        return sum(each.left_out for each in self.written.values())
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as `almanac ingest --json` prints them."""
         return {
@@ -177,6 +182,7 @@ def ingest(
 
     If the span starts after the watermark, the watermark stays, so that no gap is skipped. Days whose job metrics
     change become stale just before their rows change. Telemetry is staged, so that each of its files is written once.
+    Rows that a damaged file keeps out are counted, and the watermark then stays, so that they are read again.
     progress is called with the number of rows read and the time (s) reached. Raises the source's errors: earlier
     batches are stored first, and the next run continues from the watermark. A telemetry file whose rows are all in the
     store is not read.
@@ -188,7 +194,7 @@ def ingest(
         result.skip(known)
         return
     _read(source, store, since_s, until_s, result, progress, file_key)
-    if file and file_key and file.is_final():
+    if file and file_key and file.is_final() and not result.left_out:
         store.complete_import(file_key, result.outcome())
 
 
@@ -263,7 +269,7 @@ class _Writer:
         if self._is_gapless is None:
             mark_s = self._store.watermark(self._name)
             self._is_gapless = mark_s is None or self._since_s <= mark_s
-        if self._is_gapless:
+        if self._is_gapless and not self._result.left_out:
             self._store.set_watermark(self._name, self._mark_s)
         self._mark_s = None
 

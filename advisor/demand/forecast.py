@@ -29,6 +29,7 @@ from advisor.demand.features import (
     seasonal_change,
     volatility_of,
 )
+from advisor.tree_text import booster
 
 SOON, HORIZON = 3 * HOUR, 6 * HOUR
 LIKELY = 0.3
@@ -208,18 +209,6 @@ def _fitted(inputs: Mapping[str, Floats], target: Floats, is_train: Any, paramet
     data = lightgbm.Dataset(rows, target[is_train], feature_name=list(inputs), params={"verbosity": -1, "max_bin": 63})
     text: str = lightgbm.train({**_PARAMETERS, **parameters}, data, num_boost_round=ROUNDS).model_to_string()
     return text
-
-
-def booster(text: str) -> Any:
-    """Raises ValueError if the text is not a whole LightGBM model."""
-    import lightgbm
-
-    if not text.startswith("tree\n") or "\nend of trees\n" not in text or "\nend of parameters\n" not in text:
-        raise ValueError("a LightGBM model is cut off or is something else")
-    try:
-        return lightgbm.Booster(model_str=text)
-    except lightgbm.basic.LightGBMError as error:
-        raise ValueError(f"a LightGBM model cannot be read: {error}") from error
 
 
 def _skill(key: Key, actual: Floats, forecasts: Mapping[str, Floats], seed: int) -> Skill:

@@ -28,13 +28,13 @@ from advisor.demand.forecast import (
     Key,
     QuantileFit,
     Skill,
-    booster,
     fit_forecaster,
     rolling_forecasts,
     skills_of,
 )
 from advisor.evaluation.power_replay import Plant
 from advisor.evaluation.power_tune import tuned_settings
+from advisor.tree_text import require_whole
 from telemetry.nodes.series import NodeSeries
 
 FORMAT = 2
@@ -152,7 +152,7 @@ def _read(files: Mapping[str, str]) -> DemandModel:
     fits: dict[Key, QuantileFit] = {}
     for fit in content["fits"]:
         key = (int(fit["horizon"]), _number(fit["quantile"]))
-        booster(files[_text_name(*key)])
+        require_whole(files[_text_name(*key)])
         fits[key] = QuantileFit(
             files[_text_name(*key)], _number(fit["scaled"]), _number(fit["persistence"]),
             _number(fit["season_shift"]), str(fit["used"]),

@@ -28,6 +28,7 @@ from advisor.version_folders import (
     garbled,
     make_version_folder,
     new_version,
+    newest_whole,
     outdated,
     read_current,
     read_description,
@@ -137,11 +138,12 @@ def _writing(folder: Path) -> Iterator[None]:
 def load_demand(models_dir: Path, node_set: str) -> TrainedDemand | None:
     """The current version; None if nothing was trained yet. Raises StoreError, SchemaVersionError.
 
+    If it is damaged, the newest whole one, with a warning.
+
     `advisor.demand.lifecycle.usable_demand` also says whether it may be used.
     """
     folder = _folder(models_dir, node_set)
-    version = read_current(folder)
-    return None if version is None else _read(folder / version)
+    return newest_whole(folder, lambda version: _read(folder / version))
 
 
 def trained_sets(models_dir: Path) -> list[str]:

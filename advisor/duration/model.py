@@ -27,9 +27,10 @@ from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit
 from advisor.duration.features import Features
 from advisor.duration.intervals import conformal_margins, evidence_classes
 from advisor.duration.rank_scale import ChooseExponent, RankScale, choose_scale, default_exponent
-from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, booster, encode, fit_trees, predict_logs, vocabularies_of
+from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
+from advisor.tree_text import booster
 from almanac.config import Predictor, Training
 
 SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")

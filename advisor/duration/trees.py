@@ -73,12 +73,6 @@ def fit_trees(past: DurationReplay, log_from: Floats, vocabularies: Vocabularies
     return text
 
 
-def booster(text: str) -> Any:
-    import lightgbm
-
-    return lightgbm.Booster(model_str=text)
-
-
 def predict_logs(model: Any, encoded: Floats) -> Floats:
     """Natural logarithms of seconds, one per row."""
     logs: Floats = np.asarray(model.predict(encoded, num_threads=1), dtype="float64")

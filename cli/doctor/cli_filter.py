@@ -13,6 +13,7 @@ from typing import Literal, cast, get_args
 
 from almanac import bounded
 from almanac.errors import AlmanacError
+from almanac.plain_file import read_plain
 from almanac.units import DAY_S, format_count, format_duration, printable
 from cli.app import App
 from cli.doctor.findings import Check
@@ -104,7 +105,7 @@ def record_path(app: App) -> Path:
 def read_record(path: Path, now_s: int) -> list[HostCheck]:
     """The checks of the last 30 days, the newest of each host last; other lines (clush's own) are skipped."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_plain(path).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     found = (

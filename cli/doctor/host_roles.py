@@ -11,6 +11,7 @@ from pathlib import Path
 
 from almanac.config_file import find_config
 from almanac.errors import AlmanacError, FileFormatError
+from almanac.plain_file import read_plain
 from almanac.units import format_duration, printable
 from cli.app import App
 from cli.doctor.advice_files import NAME as ADVICE
@@ -40,7 +41,7 @@ def check_job_submit(app: App) -> Iterator[Check]:
     script = Path(conf[1] if conf else "/etc/slurm/slurm.conf").with_name("job_submit.lua")
     todo = "run `almanac install-hooks --job-submit --yes` here"
     try:
-        text = script.read_bytes()
+        text = read_plain(script)
     except OSError as error:
         yield Check(name, "fail", f"{script} cannot be read: {error.strerror}", todo)
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.errors import AlmanacError
+from almanac.plain_file import read_plain
 from cli.app import App
 from cli.doctor.findings import Check
 
@@ -92,7 +93,7 @@ def _register(seen: Seen) -> Iterator[Check]:
 def _include(seen: Seen) -> Iterator[Check]:
     path = Path(seen.settings.config.include_file)
     try:
-        text = Path(seen.slurm_conf).read_text(encoding="utf-8", errors="replace")
+        text = read_plain(seen.slurm_conf).decode("utf-8", "replace")
     except OSError:
         yield _warn(f"{seen.slurm_conf or 'slurm.conf'} cannot be read here", "run doctor on the controller")
         return

@@ -53,8 +53,26 @@ def _check_files(store: Store, verify: bool) -> Iterator[Check]:
         "store files",
         "fail",
         f"{len(found.damaged)} of {files} cannot be read: {_named(store, found.damaged)}",
-        "move each away and ingest its time span again; if you lack permission, ask the store's owner",
+        _cure(found.damaged[0]),
         {"damaged": [{"path": str(one.path), "reason": one.reason} for one in found.damaged]},
+    )
+
+
+def _cure(damaged: Damaged) -> str:
+    """What to do about a damaged file, for its day."""
+    from telemetry.store.damage import FORBIDDEN
+
+    table, day = damaged.path.parents[2].name, damaged.path.parent.name.removeprefix("date=")
+    again = {"jobs": "ingest", "steps": "ingest", "telemetry": "ingest", "bindings": "ingest"} | dict.fromkeys(
+        ("job_metrics", "gpu_metrics", "step_metrics"), "summarize"
+    )
+    if damaged.reason == FORBIDDEN:
+        return "run this as the store's owner"
+    if table not in again:
+        return "restore each from a backup, or move it out of the store: its rows are lost then"
+    return (
+        f"restore each from a backup; or move it out of the store and read its day again: "
+        f"almanac {again[table]} -S {day}T00:00:00Z -E {day}T23:59:59Z (docs/admin.md)"
     )
 
 

@@ -108,7 +108,7 @@ def read_counts(path: Path) -> OutboxCounts | None:
 
 def make_file(path: Path) -> None:
     """Make an empty file if there is none. Root gives it to the owner of its folder. Follows no link."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
     try:
         hand_over(handle, path.parent)
     finally:
@@ -186,6 +186,8 @@ def remember(database: sqlite3.Connection, message: Message, now_s: int) -> None
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     try:
+        if path.exists() and not path.is_file():
+            raise StoreError(f"{path}: not a regular file", "move it away")
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one

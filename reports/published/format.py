@@ -19,6 +19,7 @@ import numpy as np
 from advisor.decisions.packing import PackingAdvice
 from almanac.config import Tier
 from almanac.errors import FileFormatError
+from almanac.plain_file import parse_json
 from almanac.records import (
     Advice,
     Duration,
@@ -145,10 +146,13 @@ def _pack(kind: str, document: Mapping[str, Any], payload: bytes = b"") -> bytes
 
 def _unpack(kind: str, content: bytes) -> tuple[dict[str, Any], bytes]:
     try:
-        whole = zlib.decompressobj(wbits=31).decompress(content, MAX_BYTES + 1)
+        stream = zlib.decompressobj(wbits=31)
+        whole = stream.decompress(content, MAX_BYTES + 1)
         line, _, payload = whole.partition(b"\n")
-        document = json.loads(line) if len(whole) <= MAX_BYTES else None
-    except (zlib.error, ValueError, RecursionError) as error:
+        document = parse_json(line) if len(whole) <= MAX_BYTES else None
+        if document and (not stream.eof or stream.unused_data):  # zlib compares the checksum at the end
+            raise ValueError("it is cut off")
+    except (zlib.error, ValueError) as error:
         raise _malformed(error) from error
     if not isinstance(document, dict) or document.get("almanac") != kind:
         raise _malformed("not a file of this kind, or too large")

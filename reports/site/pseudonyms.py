@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from almanac.errors import StoreError
+from almanac.plain_file import read_plain
 from telemetry.store.atomic import TEMPORARY, hand_over, make_inner_folder
 
 KEY_BYTES = 32
@@ -56,9 +57,7 @@ def _make(path: Path) -> None:
 def _read(path: Path) -> bytes:
     """Raises FileNotFoundError, StoreError."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
-            key = bytes.fromhex(file.read(1000).decode("ascii"))
+        key = bytes.fromhex(read_plain(path, 1000, os.O_NOFOLLOW).decode("ascii"))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:

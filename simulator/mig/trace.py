@@ -14,6 +14,7 @@ from advisor.mig.sizes import WHOLE, sizes_of
 from almanac.errors import FileFormatError
 from almanac.mig import MigModel, profile_name
 from simulator.mig.demand import SliceRequest, shape_of
+from telemetry.store.probe import require_readable
 
 
 def read_trace(path: Path, model: MigModel) -> tuple[list[SliceRequest], Mapping[str, int]]:
@@ -46,6 +47,7 @@ def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
 
+            require_readable(path)
             rows: Any = parquet.read_table(path).to_pylist()
         elif path.suffix.lower() in (".json", ".jsonl"):
             text = path.read_text(encoding="utf-8")

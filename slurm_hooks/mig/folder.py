@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from almanac.errors import StoreError
+from almanac.plain_file import parse_json, with_checksum
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.mig.layouts import Layout
 from slurm_hooks.mig.steps import NodeChange, Stage
@@ -58,8 +59,8 @@ class MigFolder:
             return MigState(cluster=cluster)
         try:
             owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
-            state = _state(json.loads(read_trusted(path, owners, MAX_BYTES)))
-        except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            state = _state(parse_json(read_trusted(path, owners, MAX_BYTES)))
+        except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",
                 f'check who wrote it, and nodes whose reason begins with "almanac mig"; then remove {path}',
@@ -74,7 +75,7 @@ class MigFolder:
         content = {"version": VERSION, **asdict(state)}
         with writing(path):
             make_inner_folder(self.root)
-            write_atomically(path, json.dumps(content, allow_nan=False).encode(), is_handed_over=True)
+            write_atomically(path, with_checksum(json.dumps(content, allow_nan=False)), is_handed_over=True)
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Raises BusyError where another run is under way, StoreError where the folder cannot be written."""

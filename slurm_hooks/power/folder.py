@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from almanac.errors import StoreError
+from almanac.plain_file import read_json
 from almanac.units import printable
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.power import memory
@@ -52,12 +51,9 @@ class PowerFolder:
         if not os.path.lexists(self._hold):
             return ""
         try:
-            handle = os.open(self._hold, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor
-                is_file = stat.S_ISREG(os.fstat(handle).st_mode)
-                content: Any = json.loads(file.read(MAX_HOLD_BYTES)) if is_file else {}
+            content = read_json(self._hold, MAX_HOLD_BYTES, os.O_NOFOLLOW)
             return printable(f"hold by {content['by']}: {content['why']}", 200)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return "hold"
 
     def hold(self, by: str, why: str, now_s: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import StoreError
+from almanac.plain_file import parse_json, with_checksum
 from almanac.units import DAY_S
 from telemetry.sources.bindings import BadRecordError, read_trusted
 from telemetry.store.atomic import make_inner_folder, write_atomically, writing
@@ -104,8 +105,8 @@ def load(path: Path, cluster: str) -> PowerState:
         return PowerState(cluster=cluster)
     try:
         owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
-        memory = _memory(json.loads(read_trusted(path, owners, MAX_BYTES)))
-    except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        memory = _memory(parse_json(read_trusted(path, owners, MAX_BYTES)))
+    except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",
             "check who wrote it, then remove it; powered-down nodes stay known by their reason in Slurm",
@@ -120,7 +121,7 @@ def save(path: Path, memory: PowerState) -> None:
     content = {"version": VERSION, **asdict(memory)}
     with writing(path):
         make_inner_folder(path.parent)
-        write_atomically(path, json.dumps(content, allow_nan=False).encode(), is_handed_over=True)
+        write_atomically(path, with_checksum(json.dumps(content, allow_nan=False)), is_handed_over=True)
 
 
 def _memory(content: Any) -> PowerState:

@@ -21,6 +21,7 @@ from distributed.utils import get_ip
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
+from almanac.plain_file import read_plain
 from telemetry.metrics.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
 from telemetry.slurm.commands import Runner
 from telemetry.store.atomic import make_folders
@@ -237,5 +238,5 @@ def _last_words(folder: Path) -> str:
     if not written:
         return ""
     newest = max(written, key=lambda path: path.stat().st_mtime)
-    lines = newest.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].splitlines()
+    lines = read_plain(newest).decode("utf-8", "replace")[-_LOG_TAIL:].splitlines()
     return f"; {newest.name}: …{' | '.join(lines)}"

@@ -28,6 +28,7 @@ from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.marks import Stale, day_text
 from telemetry.store.partitions import partition_start
 
+_INPUTS, _OUTPUTS = ("telemetry", "bindings", "jobs"), ("job_metrics", "gpu_metrics", "steps", "step_metrics")
 MOST_DAYS = 31
 """Days of telemetry looked at together: of each, some 30 MB are held for 1,800 nodes of four GPUs."""
 _NOTHING = (0, 0)
@@ -47,10 +48,12 @@ def summarize(
 
     With since_s or until_s instead of every one that ran in [since_s, until_s), changed or not. Such jobs are looked
     at whole, also outside the days or the span, and what is found of each does not depend on which others are looked
-    at. Days and runs are closed once their jobs' metrics are stored. mapper: where the chunks are computed. Raises
-    StoreError where a file cannot be read, BusyError where another process summarizes.
+    at. Days and runs are closed once their jobs' metrics are stored. Jobs that a damaged file concerns keep their
+    metrics, and their days stay stale. mapper: where the chunks are computed. Raises StoreError where a file cannot be
+    read, BusyError where another process summarizes.
     """
     total, verdicts = SummaryCounts(), dict[tuple[int, int], tuple[str, str | None]]()
+    damaged = set[int]()
     with store.summarizing():
         stale = store.stale()
         runs = load_runs(store)
@@ -67,18 +70,24 @@ def summarize(
         parts += [_Part(_NOTHING, jobs) for jobs in groups]
         for place, part in enumerate(parts):
             step = _part_of(progress, place, len(parts))
-            results, counts = _summarize_part(store, config, runs, part, step, mapper, done_before)
-            done = {day: number for day, number in stale.days.items() if _is_within(day, part.span)}
+            results, counts, left = _summarize_part(store, config, runs, part, step, mapper, done_before)
+            damaged |= _damaged_days(store, _INPUTS).union(*(days_of(job.start_s, job.end_s) for job in left))
+            done = {
+                day: number for day, number in stale.days.items() if _is_within(day, part.span) and day not in damaged
+            }
             store.close(Stale(days=done))
             total.days += map(day_text, sorted(done))
             total.samples += counts.samples
             total.kept_jobs += counts.kept_jobs
+            total.damaged_jobs += counts.damaged_jobs
             total.samples_without_job += counts.samples_without_job
             total.steps.add(counts.steps)
             total.hosts.add(counts.hosts)
             verdicts |= verdicts_of(results.jobs)
         computed = {
-            run: number for run, number in stale.runs.items() if all(_is_within(day, whole) for day in run.days)
+            run: number
+            for run, number in stale.runs.items()
+            if all(_is_within(day, whole) and day not in damaged for day in run.days)
         }
         store.close(Stale(runs=computed))
     total.changed_jobs = len({run.job_id for run in computed})
@@ -102,19 +111,24 @@ def _summarize_part(
     progress: Progress,
     mapper: Mapper,
     done_before: Collection[tuple[int, int]],
-) -> tuple[Results, SummaryCounts]:
-    """Compute and store the metrics of a part, without the jobs that are done."""
+) -> tuple[Results, SummaryCounts, list[JobRun]]:
+    """Compute and store the metrics of a part, without the jobs that are done, and those that a damaged file concerns.
+
+    The latter come last.
+    """
     span = part.span
     jobs = ended_jobs(runs, *span) if part.jobs is None else part.jobs
     found = len(jobs)
     jobs = [job for job in jobs if (job.job_id, job.submit_s) not in done_before]
+    jobs, left = _without_damage(store, jobs)
     others = neighbors_of(runs, jobs)
     paths = _telemetry(store, span, [*jobs, *sharing(jobs, others)])
     bindings = load_bindings(store, config, [*jobs, *others])
     with store.connect() as db:
         prepared = prepare(db, paths, jobs, bindings, config, span, neighbors=others)
         results, counts = compute(db, prepared, config, mapper, progress)
-        counts.kept_jobs = found - len(jobs)
+        counts.kept_jobs = found - len(jobs) - len(left)
+        counts.damaged_jobs = len(left)
         measure = _measuring(db, prepared, mapper, config)
         counts.steps = summarize_steps(db, store, config, jobs, prepared.attribution, results.jobs, measure)
     seen, named = prepared.seen, [*jobs, *others]
@@ -126,7 +140,30 @@ def _summarize_part(
     owners = results.jobs.select(["job_id", "submit_s"])
     store.replace("gpu_metrics", results.gpus, owners)
     store.replace("job_metrics", results.jobs, owners)
-    return results, counts
+    return results, counts, left
+
+
+def _without_damage(store: ClusterStore, jobs: Sequence[JobRun]) -> tuple[list[JobRun], list[JobRun]]:
+    """The jobs whose metrics come from whole files and go to such, and the others, which keep what they have."""
+    if not jobs:
+        return [], []
+    for tables, days in (
+        (_INPUTS, {day for job in jobs for day in days_of(job.start_s, job.end_s)}),
+        (_OUTPUTS, {job.submit_s // DAY_S for job in jobs}),
+    ):
+        for table in tables:
+            paths = store.all_files(table, min(days) * DAY_S, (max(days) + 1) * DAY_S)
+            store.sound_files([path for path in paths if partition_start(path) // DAY_S in days])
+    from_days, to_days = _damaged_days(store, _INPUTS), _damaged_days(store, _OUTPUTS)
+
+    def is_whole(job: JobRun) -> bool:
+        return job.submit_s // DAY_S not in to_days and from_days.isdisjoint(days_of(job.start_s, job.end_s))
+
+    return [job for job in jobs if is_whole(job)], [job for job in jobs if not is_whole(job)]
+
+
+def _damaged_days(store: ClusterStore, tables: Collection[str]) -> set[int]:
+    return {partition_start(path) // DAY_S for path in store.damaged_files(tables)}
 
 
 def _with_final_metrics(store: ClusterStore) -> frozenset[tuple[int, int]]:
@@ -185,8 +222,9 @@ def _part_of(progress: Progress, place: int, parts: int) -> Progress:
 def _telemetry(store: ClusterStore, span: tuple[int, int], runs: Sequence[JobRun]) -> list[Path]:
     """Files of the span, and of every whole day of the runs: which GPUs there were is said of days."""
     days = {day for run in runs for day in days_of(run.start_s, run.end_s)}
-    in_span = set(store.files("telemetry", *span))
-    return [path for path in store.files("telemetry") if path in in_span or partition_start(path) // DAY_S in days]
+    in_span = set(store.all_files("telemetry", *span))
+    starts = {path: partition_start(path) for path in store.all_files("telemetry")}
+    return store.sound_files([path for path, at in starts.items() if path in in_span or at // DAY_S in days])
 
 
 def _measuring(db: duckdb.DuckDBPyConnection, prepared: Prepared, mapper: Mapper, config: Config) -> Measure:

@@ -65,7 +65,8 @@ class SummaryCounts:
     """What one run looked at. samples_without_job: in the span, and of no ended job whose GPUs are known.
 
     days: those that had changed since they were last looked at (UTC, YYYY-MM-DD). changed_jobs: jobs with a changed
-    record. kept_jobs: jobs that kept their metrics, because retention has removed older data.
+    record. kept_jobs: jobs that kept their metrics, because retention has removed older data. damaged_jobs: the same,
+    because a file is damaged.
     """
 
     jobs: int = 0
@@ -76,6 +77,7 @@ class SummaryCounts:
     days: list[str] = field(default_factory=list)
     changed_jobs: int = 0
     kept_jobs: int = 0
+    damaged_jobs: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     hosts: HostCounts = field(default_factory=HostCounts)
 
@@ -105,6 +107,7 @@ class SummaryCounts:
             *self.steps.lines(),
             f"  days that had changed: {', '.join(day_ranges(self.days)) or 'none'}",
             *([f"  older jobs that keep their metrics: {format_count(self.kept_jobs)}"] if self.kept_jobs else []),
+            *([f"  jobs of damaged files: {format_count(self.damaged_jobs)}"] if self.damaged_jobs else []),
             *([f"  jobs that had changed: {format_count(self.changed_jobs)}"] if self.changed_jobs else []),
         ]
 

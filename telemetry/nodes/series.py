@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from almanac.errors import FileFormatError
 from almanac.records import Counts
+from telemetry.store.probe import require_readable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +106,8 @@ def _read(path: Path) -> pd.DataFrame:
         raise FileFormatError(f"{path.name} ends in {path.suffix!r}", "give a .parquet or .csv file")
     if path.exists() and not path.is_file():
         raise FileFormatError(f"{path.name} is not a regular file", "give a .parquet or .csv file")
+    if path.exists() and reader is pd.read_parquet:
+        require_readable(path)
     try:
         frame: pd.DataFrame = reader(path)
     except (OSError, ValueError, ImportError) as error:

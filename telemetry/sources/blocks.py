@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from almanac.errors import FileFormatError
+from almanac.plain_file import open_plain
 from almanac.records import Counts
 from almanac.units import printable
+from telemetry.store.imported_files import FileState, state_of
+from telemetry.store.probe import require_readable
 
 _CSV_BLOCK_BYTES = 16 * 2**20
 _READ_BYTES = 2**20
@@ -45,14 +49,22 @@ class FileColumns:
 def open_columns(path: Path) -> FileColumns:
     """The columns of a file. Raises FileFormatError where it cannot be read, or has no header."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             is_parquet = file.read(4) == b"PAR1"
+        if is_parquet:
+            _require_readable(path, state_of(path))
         columns = FileColumns(path, tuple(pq.read_schema(path).names)) if is_parquet else _csv_columns(path)
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
     if len(set(columns.names)) != len(columns.names) or not all(columns.names):
         raise FileFormatError(f"{path}: two columns have the same name, or one has none", "name each column once")
     return columns
+
+
+@functools.lru_cache(maxsize=64)
+def _require_readable(path: Path, state: FileState) -> None:
+    """`require_readable`, once for each state of a file."""
+    require_readable(path)
 
 
 def _csv_columns(path: Path) -> FileColumns:

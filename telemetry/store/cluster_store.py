@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,21 @@ class ClusterStore:
         return self._folder("models")
 
     def files(self, table: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
-        """Partition files that can hold rows of [since_s, until_s), in time order. Strays are skipped and named."""
+        """Partition files that can hold rows of [since_s, until_s), in time order. Each was compared with its checksum.
+
+        Strays and damaged files are left out and named.
+        """
+        return self.sound_files(self.all_files(table, since_s, until_s))
+
+    def sound_files(self, paths: Sequence[Path]) -> list[Path]:
+        """Those of the files of one table, as `all_files` returns them, that are not damaged."""
+        found = self._store.sound(paths)
+        if found:
+            self._store.listed[found[0].parents[2].name, self.cluster] = found
+        return found
+
+    def all_files(self, table: str, since_s: int | None = None, until_s: int | None = None) -> list[Path]:
+        """`files`, and damaged ones: no native reader may open these."""
         part_s = TABLES[table].part_s
         files, strays = partition_files(self._folder(table))
         self._store.report_strays(strays)
@@ -80,8 +94,12 @@ class ClusterStore:
             start_s = partition_start(path)
             if (until_s is None or start_s < until_s) and (since_s is None or start_s + part_s > since_s):
                 found.append(path)
-        self._store.listed[table, self.cluster] = found
         return found
+
+    def damaged_files(self, tables: Collection[str] = tuple(TABLES)) -> list[Path]:
+        """Damaged files of these tables that were met so far."""
+        folders = {self._folder(table) for table in tables}
+        return [path for path in self._store.damaged if path.parents[1] in folders]
 
     def read(
         self,
@@ -152,7 +170,7 @@ class ClusterStore:
         """Merge rows into their partition files by key.
 
         See `merge.merge` for rows with the same key. Columns that are missing are null. Days are opened just before
-        the file changes that opens them.
+        the file changes that opens them. Rows of damaged files are left out, and counted.
         Raises StoreError, also for null keys.
         """
         spec = TABLES[table]
@@ -196,6 +214,9 @@ class ClusterStore:
                 if not chosen.num_rows:
                     continue
                 path = self._partition(spec, start_s)
+                if not self._store.sound([path]):
+                    result += WriteResult(left_out=chosen.num_rows)
+                    continue
                 before = state_of(path)
                 merged, written = merge(db, spec, path, chosen)
                 if merged is not None:
@@ -215,13 +236,15 @@ class ClusterStore:
         """Replace all rows of the owners by these rows. Returns the number of partition files that changed.
 
         owners: values of some columns of the key, including the time column. Rows of an owner that are not given
-        again are removed, so that computing again leaves nothing stale.
+        again are removed, so that computing again leaves nothing stale. Damaged files stay as they are.
         """
         spec, changed = TABLES[table], 0
         given = dict(by_partition(spec, conform(rows, spec)))
         with self._store.writing() as db:
             for start_s, chosen in by_partition(spec, owners):
                 path = self._partition(spec, start_s)
+                if not self._store.sound([path]):
+                    continue
                 own = given.get(start_s, spec.schema.empty_table())
                 replaced = replace(db, spec, path, own, chosen)
                 if replaced is not None:

@@ -1,13 +1,16 @@
-"""Whether a file of the store is whole, and errors that name the one that is not.
+"""Whole and damaged files of the store, and errors that name a damaged one.
 
-Every file is written with a CRC-32 of each page. DuckDB does not compare them; what reads through pyarrow here does.
+A file is compared with its seal first (telemetry.store.seals). One without a seal is from an older almanac, or somebody
+put it there: native readers try it in a process of its own. Every file is also written with a CRC-32 of each page.
+DuckDB does not compare them; what reads through pyarrow here does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +21,69 @@ import pyarrow.parquet as pq
 
 from almanac.errors import BusyError, StoreError
 from telemetry.store.database import connect
+from telemetry.store.probe import Kind, probe
 from telemetry.store.schema import TABLES, Table
+from telemetry.store.seals import WHOLE_BYTES, Look, look_at
 
 AT_MOST_BYTES = 2**28
-"""Of files whose pages are verified without being asked to read all: a core reads some 36 MB/s."""
+"""Of files without a seal whose pages are verified without being asked to read all: a core reads some 36 MB/s."""
+_THREADS = 8
+"""Opening a file on a network file system is waiting."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
 """What pyarrow raises for damaged files: a flipped bit can make a size or a text as well as a page."""
+_WHOLE_IMPORT = 2**26
+FORBIDDEN = "you may not read it"
 _TICK_NS = 20_000_000
 """By so much the kernel's clock for files can be late."""
 _TODO = "move it away and ingest its span again; if you may not read it, ask the store's owner"
 
 
-def fault_of(path: Path, *, are_pages_read: bool) -> str:
-    """Why a file of the store cannot be read or believed; empty where it can. Looks at the footer, or at all of it."""
-    table = TABLES[path.parents[2].name]
+def faults(paths: Sequence[Path], whole: Collection[Path] = ()) -> dict[Path, str]:
+    """Return why files of the store cannot be read or believed, by path; whole ones are left out.
+
+    Runs no native reader in this process. whole: of these every byte is compared.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        seen = pool.map(lambda path: look(path, None if path in whole else WHOLE_BYTES), paths)
+        looks = dict(zip(paths, seen, strict=True))
+    found = {path: seen.fault for path, seen in looks.items() if seen.fault}
+    unsealed = [path for path, seen in looks.items() if seen.unsealed]
+    return found | tried([path for path in unsealed if path in whole], [path for path in unsealed if path not in whole])
+
+
+def tried(whole: Sequence[Path], others: Sequence[Path] = ()) -> dict[Path, str]:
+    """Try files in a process of its own, the pages of whole, and the footers of others. Returns the faults by path."""
+    found = {**(probe(whole, "pages") if whole else {}), **(probe(others, "footer") if others else {})}
+    return {path: fault for path, fault in found.items() if fault}
+
+
+def look(path: Path, whole_bytes: int | None = WHOLE_BYTES) -> Look:
+    """`look_at`, with a fault in place of an OSError."""
     try:
-        with open_checked(path) as file:
-            if fault := _column_fault(file, table):
-                return fault
-            return _page_fault(file, table) if are_pages_read else ""
+        return look_at(path, whole_bytes)
     except PermissionError:
-        return "you may not read it"
+        return Look(FORBIDDEN)
+    except FileNotFoundError:
+        return Look()  # replaced or removed while we looked: no damage
+    except OSError as error:
+        return Look(f"it cannot be read: {error.strerror}")
+
+
+def fault_in_process(path: Path, kind: Kind) -> str:
+    """Return why a file cannot be read or believed; "" if it can be. Native readers run in the calling process."""
+    try:
+        if kind == "import":
+            _read_through(path)
+            return ""
+        with open_checked(path) as file:
+            fault = _column_fault(file, TABLES[path.parents[2].name])
+            if not fault and kind == "pages":
+                fault = _page_fault(file, TABLES[path.parents[2].name])
+        return fault or _query_fault(path)
     except FileNotFoundError:
         return ""  # replaced or removed while we looked: no damage
-    except pa.ArrowInvalid:
-        return "no whole Parquet file"
+    except pa.ArrowInvalid as error:
+        return "no whole Parquet file" if kind != "import" else _short(error)
     except _UNREADABLE as error:
         return _short(error)
 
@@ -91,13 +132,7 @@ def _culprit(root: Path, error: Exception, suspects: list[Path], since_ns: int) 
     if gone := next((path for path in suspects if not path.exists()), None):
         return BusyError(f"{gone}: was removed while it was read: it is older than [retention] keeps", "run this again")
     suspects.sort(key=lambda path: str(path) not in str(error))
-    for path in suspects:
-        if reason := fault_of(path, are_pages_read=False):
-            return _unreadable(path, reason)
-    for path in within_size(suspects, AT_MOST_BYTES):
-        if reason := fault_of(path, are_pages_read=True):
-            return _unreadable(path, reason)
-    for path, reason in query_faults(suspects):
+    for path, reason in faults(suspects, set(within_size(suspects, AT_MOST_BYTES))).items():
         return _unreadable(path, reason)
     if replaced := next((path for path in suspects if path.stat().st_ctime_ns >= since_ns), None):
         return BusyError(f"{replaced}: was replaced while it was read", "run this again")
@@ -146,15 +181,25 @@ def _page_fault(file: pq.ParquetFile, table: Table) -> str:
     return ""
 
 
-def query_faults(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """What DuckDB has against the footers of files, of each that it has; it parses parts that pyarrow leaves out."""
+def _query_fault(path: Path) -> str:
+    """Return what DuckDB has against the footer, which it parses in part where pyarrow does not; else ""."""
     with connect([], threads=1) as db:
-        for path in paths:
-            try:
-                db.execute("FROM read_parquet($file, hive_partitioning=false) LIMIT 0", {"file": str(path)}).fetchall()
-            except duckdb.Error as error:
-                if path.exists():
-                    yield path, _short(error)
+        try:
+            db.execute("FROM read_parquet($file, hive_partitioning=false) LIMIT 0", {"file": str(path)}).fetchall()
+        except duckdb.Error as error:
+            return _short(error) if path.exists() else ""
+    return ""
+
+
+def _read_through(path: Path) -> None:
+    """Read a file that is not the store's: all of it, or of one beyond _WHOLE_IMPORT bytes what its footer says."""
+    is_whole = path.stat().st_size <= _WHOLE_IMPORT
+    with open_checked(path, pre_buffer=False) as file:
+        for group in range(file.num_row_groups):
+            about = file.metadata.row_group(group)
+            [about.column(number).statistics for number in range(about.num_columns)]
+        for _ in file.iter_batches(batch_size=50_000, use_threads=False) if is_whole else ():
+            pass
 
 
 def _misstated(rows: pa.Table, group: pq.RowGroupMetaData) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 
+from almanac.errors import DamageWarning
 from telemetry.store import damage, database
 from telemetry.store.atomic import TEMPORARY, locked
+from telemetry.store.imported_files import FileState, state_of
 from telemetry.store.marks import Marks
 from telemetry.store.partitions import CLUSTER, Stray, cluster_folders
+from telemetry.store.probed_files import ProbedFiles
 from telemetry.store.process_memory import duckdb_share_mib
 from telemetry.store.schema import TABLES
 
@@ -23,7 +26,8 @@ OnStrays = Callable[[Sequence[Stray]], None]
 def warn_of_strays(strays: Sequence[Stray]) -> None:
     """Report strays as Python warnings."""
     for stray in strays:
-        warnings.warn(f"{stray.path} is skipped: {stray.reason}", stacklevel=2)
+        done, kind = ("left out", DamageWarning) if stray.is_damaged else ("skipped", UserWarning)
+        warnings.warn(f"{stray.path} is {done}: {stray.reason}", kind, stacklevel=2)
 
 
 class StoreFolder:
@@ -41,7 +45,8 @@ class StoreFolder:
         self.memory_limit_mib = memory_limit_mib
         self._threads = threads
         self._on_strays = on_strays
-        self._strays: set[Path] = set()
+        self._strays: dict[Path, Stray] = {}
+        self._looked: dict[Path, tuple[FileState, str]] = {}
         self.listed: dict[tuple[str, str], list[Path]] = {}
 
     @contextlib.contextmanager
@@ -71,9 +76,34 @@ class StoreFolder:
 
     def report_strays(self, strays: Sequence[Stray]) -> None:
         new = [stray for stray in strays if stray.path not in self._strays]
-        self._strays |= {stray.path for stray in new}
+        self._strays |= {stray.path: stray for stray in new}
         if new:
             self._on_strays(new)
+
+    @property
+    def damaged(self) -> list[Path]:
+        """The damaged files that were met so far."""
+        return [stray.path for stray in self._strays.values() if stray.is_damaged]
+
+    def sound(self, paths: Sequence[Path]) -> list[Path]:
+        """Return the partition files that native readers can take. Others are damaged: they are reported once.
+
+        A file that you may not read, or that is gone, is returned: it is no damage, and its reader says so.
+        """
+        states = {path: state_of(path) for path in paths}
+        new = [path for path in paths if self._looked.get(path, ((), ""))[0] != states[path]]
+        faults = self._faults(new) if new else {}
+        self._looked |= {path: (states[path], faults.get(path, "")) for path in new}
+        damaged = {path: self._looked[path][1] for path in paths if states[path] and self._looked[path][1]}
+        self.report_strays([Stray(path, fault, is_damaged=True) for path, fault in damaged.items()])
+        return [path for path in paths if path not in damaged]
+
+    def _faults(self, paths: Sequence[Path]) -> Mapping[Path, str]:
+        """Files without a seal are tried in a process of its own, and what came of it is kept, by their checksum."""
+        looks = {path: damage.look(path) for path in paths}
+        faults = {path: seen.fault for path, seen in looks.items() if seen.fault not in ("", damage.FORBIDDEN)}
+        unsealed = {path: seen.unsealed for path, seen in looks.items() if seen.unsealed}
+        return faults | ProbedFiles(self.root).faults(unsealed) if unsealed else faults
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

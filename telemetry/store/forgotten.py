@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.errors import StoreError
+from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import write_atomically, writing
 
 _NAME = "forgotten.json"
@@ -73,10 +74,10 @@ def read_forgotten(root: Path) -> Forgotten:
     """The list of a store; an empty one if nobody was forgotten. Raises StoreError."""
     path = root / _NAME
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8")))
+        return _parse(read_json(path))
     except FileNotFoundError:
         return Forgotten()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: cannot be read: {error}", "restore it from a backup: without it, forgotten people come back"
         ) from error
@@ -87,7 +88,7 @@ def write_forgotten(root: Path, content: Forgotten) -> None:
     people = {digest: vars(each) for digest, each in sorted(content.people.items())}
     text = json.dumps({"key": content.key.hex(), "people": people}, indent=1)
     with writing(root / _NAME):
-        write_atomically(root / _NAME, text.encode() + b"\n", is_handed_over=True)
+        write_atomically(root / _NAME, with_checksum(text), is_handed_over=True)
 
 
 def _parse(content: Any) -> Forgotten:

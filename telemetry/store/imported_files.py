@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from almanac.plain_file import read_json, with_checksum
 from almanac.records import Counts
 from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 
@@ -136,10 +137,10 @@ class ImportedFiles:
     def _read(self) -> _Record:
         """The record; an empty one where it is absent or damaged: files are then read again."""
         try:
-            content = json.loads((self.cluster / _NAME).read_text(encoding="utf-8"))
+            content = read_json(self.cluster / _NAME)
             states = {int(start): tuple(map(int, state)) for start, state in content["states"].items()}
             imports = {key: _Import.parse(one) for key, one in content["imports"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return _Record()
         return _Record(states, imports)
 
@@ -154,4 +155,4 @@ class ImportedFiles:
         with writing(path):
             for folder in (self.cluster.parent, self.cluster):
                 make_inner_folder(folder)
-            write_atomically(path, json.dumps(content).encode() + b"\n", is_handed_over=True)
+            write_atomically(path, with_checksum(json.dumps(content)), is_handed_over=True)

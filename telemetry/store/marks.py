@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from almanac.errors import StoreError
+from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 
 CLOCK_TOLERANCE_S = 60
@@ -26,6 +27,7 @@ MOST_RUNS = 1000
 """If more runs are stale, their days become stale instead."""
 
 _EPOCH = dt.date(1970, 1, 1)
+_MOST_BYTES = 2**26
 _LAST_S = 253_402_300_799  # 9999-12-31
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SOURCE = re.compile(r"(?!open-days|complete-from)[A-Za-z0-9_-]+")
@@ -184,15 +186,15 @@ class Marks:
     def _write(self, path: Path, content: Mapping[str, Any]) -> None:
         with writing(path):
             make_inner_folder(path.parent)
-            write_atomically(path, json.dumps(content).encode() + b"\n", is_handed_over=True)
+            write_atomically(path, with_checksum(json.dumps(content)), is_handed_over=True)
 
 
 def _read(path: Path, parse: Callable[[Any], _Value], absent: _Value, hint: str) -> _Value:
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
+        return parse(read_json(path, _MOST_BYTES))
     except FileNotFoundError:
         return absent
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"{path}: not a watermark: {error}", hint) from error
 
 

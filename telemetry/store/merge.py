@@ -21,14 +21,23 @@ from telemetry.store.schema import Table
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What became of the rows of one write; rows given twice within it count once."""
+    """What became of the rows of one write; rows given twice within it count once.
+
+    left_out: rows whose file is damaged, and so stays as it is.
+    """
 
     added: int = 0
     unchanged: int = 0
     replaced: int = 0
+    left_out: int = 0
 
     def __add__(self, other: WriteResult) -> WriteResult:
-        return WriteResult(self.added + other.added, self.unchanged + other.unchanged, self.replaced + other.replaced)
+        return WriteResult(
+            self.added + other.added,
+            self.unchanged + other.unchanged,
+            self.replaced + other.replaced,
+            self.left_out + other.left_out,
+        )
 
 
 def conform(rows: pa.Table, spec: Table) -> pa.Table:

@@ -25,10 +25,14 @@ _TIME = re.compile(r"([0-9]{2})([0-9]{2})\.parquet")
 
 @dataclass(frozen=True)
 class Stray:
-    """Something among a store's files that the store did not put there, and what is wrong with it."""
+    """Something among a store's files that is left out, and what is wrong with it.
+
+    is_damaged: it is in the place of a file of the store; else the store did not put it there.
+    """
 
     path: Path
     reason: str
+    is_damaged: bool = False
 
 
 def partition_start(path: Path) -> int:

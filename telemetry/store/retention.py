@@ -120,7 +120,7 @@ def remove(store: ClusterStore, limits: Retention, now_s: int) -> list[Expired]:
 
 def _newest_s(store: ClusterStore) -> int:
     """The start of the newest file of jobs, telemetry, and node counts; 0 without any."""
-    files = (store.files(table) for table in ("jobs", "telemetry", "node_counts"))
+    files = (store.all_files(table) for table in ("jobs", "telemetry", "node_counts"))
     return max((partition_start(paths[-1]) for paths in files if paths), default=0)
 
 
@@ -131,7 +131,7 @@ def _before_s(limits: Retention, table: str, now_s: int) -> int:
 
 
 def _expired(store: ClusterStore, table: str, before_s: int) -> Expired:
-    old = [path for path in store.files(table, until_s=before_s) if partition_start(path) < before_s]
+    old = [path for path in store.all_files(table, until_s=before_s) if partition_start(path) < before_s]
     needed = _needed_days(store, table, before_s) if old else frozenset()
     days = {path: partition_start(path) // DAY_S for path in old}
     kept = sorted({day for day in days.values() if day in needed})

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from almanac.errors import SchemaVersionError, StoreError
+from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import make_folders, write_atomically, writing
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.folder import StoreFolder
 from telemetry.store.schema import SCHEMA_VERSION
+
+_MOST_BYTES = 4096
 
 
 class Store(StoreFolder):
@@ -39,14 +42,14 @@ class Store(StoreFolder):
                     f"{root}: holds files, but no store.json", "choose an empty folder or an almanac store"
                 )
             with writing(mark):
-                write_atomically(mark, json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n")
+                write_atomically(mark, with_checksum(json.dumps({"schema_version": SCHEMA_VERSION})))
         return cls.open(root, **options)
 
     @classmethod
     def open(cls, root: Path, **options: Any) -> Store:
         """The store of this root. Raises StoreError where there is none, SchemaVersionError where it is another's."""
         try:
-            version = json.loads((root / "store.json").read_text(encoding="utf-8"))["schema_version"]
+            version = read_json(root / "store.json", _MOST_BYTES)["schema_version"]
         except FileNotFoundError as error:
             raise StoreError(
                 f"{root}: there is no store here", "run `almanac ingest` first, or choose another --store"

@@ -21,7 +21,7 @@ from advisor.memory.calibration import Calibration, Margins
 from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
 from almanac.config import Config
-from almanac.errors import SchemaVersionError, StoreError
+from almanac.errors import DamageWarning, SchemaVersionError, StoreError
 from almanac.records import Advice, ExpectedWait, PriorityAdvice, Request, TierAdvice
 
 NOW_S = 1_750_000_000
@@ -237,6 +237,16 @@ def test_a_pointer_to_no_version_is_refused(history_of: History, config: Config,
     save(train(history_of([{}] * 6), config, NOW_S), tmp_path)
     (tmp_path / "duration" / "current").write_text(text)
     with pytest.raises(StoreError):
+        load(tmp_path)
+
+
+def test_a_damaged_current_version_falls_back_to_the_newest_whole_one(three: list[str], tmp_path: Path) -> None:
+    (tmp_path / "duration" / three[2] / "meta.json").write_text("[" * 100_000)
+    (tmp_path / "hbm" / three[1] / "meta.json").write_text("{")
+    with pytest.warns(DamageWarning, match=f"version {three[0]} is used"):
+        assert load(tmp_path).jobs == 6  # type: ignore[union-attr]
+    (tmp_path / "duration" / three[0] / "meta.json").unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
         load(tmp_path)
 
 

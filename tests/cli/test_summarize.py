@@ -148,7 +148,8 @@ def test_a_damaged_file_ends_in_words_and_its_day_stays_open(almanac: Almanac) -
     path.write_bytes(b"not parquet")
     done = almanac.raw("summarize")
     assert done.returncode == 4
-    assert f"{path}: cannot be read" in done.stderr
+    assert f"left out: {path}: no whole Parquet file" in done.stderr
+    assert "almanac doctor" in done.stderr
     assert "Traceback" not in done.stderr
     path.write_bytes(whole)
     assert almanac.json("summarize")["days"] == ["2025-03-09", "2025-03-10"]

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from almanac.errors import StoreError
+from almanac.errors import DamageWarning, StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
 from telemetry.sources.base import RowBatch
@@ -231,12 +231,50 @@ def test_columns_carry_their_unit(cluster: ClusterStore) -> None:
     assert schema.field("hbm_used_mib").metadata == {b"unit": b"MiB"}
 
 
-def test_a_damaged_file_is_named(cluster: ClusterStore) -> None:
-    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+def test_a_damaged_file_is_named_and_left_out(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
     path = cluster.files("jobs")[0]
     path.write_bytes(b"not parquet")
-    with pytest.raises(StoreError, match="cannot be read"):
-        cluster.read("jobs")
+    with pytest.warns(DamageWarning, match=f"{path} is left out"):
+        assert cluster.read("jobs")["job_id"].to_pylist() == [2]
+    assert cluster.damaged_files(["jobs"]) == [path]
+    assert cluster.damaged_files(["telemetry"]) == []
+
+
+def test_no_row_is_written_to_a_damaged_file_and_those_of_others_are(cluster: ClusterStore) -> None:
+    rows = pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]})
+    cluster.write("jobs", rows)
+    path = cluster.files("jobs")[0]
+    path.write_bytes(b"not parquet")
+    more = pa.table({"job_id": [3, 4], "submit_s": [11, 100_001]})
+    with pytest.warns(DamageWarning):
+        assert cluster.write("jobs", more) == WriteResult(added=1, left_out=1)
+    assert cluster.replace("jobs", rows.slice(0, 0), rows) == 1
+    assert path.read_bytes() == b"not parquet"
+    assert cluster.read("jobs")["job_id"].to_pylist() == [4]
+
+
+def test_a_file_that_ends_its_native_reader_is_tried_once_in_another_process(
+    cluster: ClusterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
+    path = cluster.files("jobs")[0]
+    pq.write_table(pa.table({"job_id": [1], "submit_s": [10]}), path)
+    kill = "telemetry.store.probe._PROGRAM"
+    monkeypatch.setattr(kill, "import os, sys; sys.stdin.read(); os.abort()")
+    again = Store.open(cluster.root).of(cluster.cluster)
+    with pytest.warns(DamageWarning, match="damaged: SIGABRT ended the process that tried to read it"):
+        assert again.read("jobs")["job_id"].to_pylist() == [2]
+    monkeypatch.setattr(kill, "raise SystemExit('not tried again')")
+    with pytest.warns(DamageWarning, match="SIGABRT"):
+        Store.open(cluster.root).of(cluster.cluster).files("jobs")
+
+
+def test_a_whole_file_without_a_seal_is_read(cluster: ClusterStore) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+    path = cluster.files("jobs")[0]
+    pq.write_table(pq.read_table(path, partitioning=None), path)
+    assert cluster.read("jobs")["job_id"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
@@ -460,14 +498,10 @@ def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(cluster: C
     chunk = pq.read_metadata(path).row_group(0).column(TABLES["telemetry"].schema.get_field_index("hbm_used_mib"))
     content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
-    for change in (
-        lambda: cluster.write("telemetry", samples([("n1", 1, 0, 1.0)])),
-        lambda: cluster.replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]})),
-    ):
-        with pytest.raises(StoreError, match=r"2200\.parquet: cannot be read: .*CRC") as caught:
-            change()
-        assert "move it away" in caught.value.hint
-        assert path.read_bytes() == content
+    with pytest.warns(DamageWarning, match=r"2200\.parquet is left out: damaged: its checksum differs"):
+        cluster.write("telemetry", samples([("n1", 1, 0, 1.0)]))
+    cluster.replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]}))
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet", b"PAR1" + b"\xff" * 200 + b"\x64\0\0\0PAR1"])
@@ -475,11 +509,10 @@ def test_of_many_files_the_damaged_one_is_named_by_views_too(cluster: ClusterSto
     cluster.write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
     path = cluster.files("jobs")[1]
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=f"{path}: cannot be read"), cluster.connect() as db:
+    with pytest.warns(DamageWarning, match=f"{path} is left out"), cluster.connect() as db:
         cluster.view(db, "jobs", ["job_id"])
-        db.execute("SELECT sum(job_id) FROM jobs").fetchall()
-    with pytest.raises(StoreError, match=f"{path}: cannot be read"):
-        cluster.read("jobs")
+        assert db.execute("SELECT sum(job_id) FROM jobs").fetchall() == [(4,)]
+    assert cluster.read("jobs")["job_id"].to_pylist() == [1, 3]
 
 
 def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from almanac.errors import StoreError
 from telemetry.store.check import check_files
-from telemetry.store.damage import fault_of
+from telemetry.store.damage import fault_in_process, faults
 from telemetry.store.store import Store
 
 HOUR_MS = 3_600_000
@@ -74,28 +72,22 @@ def flipped(content: bytes, seed: int, number: int) -> Iterator[bytes]:
         yield bytes(other)
 
 
-def test_a_flipped_bit_that_changes_what_is_read_is_seen(store: Store) -> None:
-    """Two thirds of these flips and more were read as other numbers, with nothing said by anybody."""
+def test_every_flipped_bit_is_seen_or_changes_nothing(store: Store) -> None:
     rng = np.random.default_rng(1)
     rows = {"job_id": np.arange(600), "submit_s": rng.integers(0, 86_400, 600), "gpu_count": rng.integers(0, 9, 600)}
     store.of("a").write("jobs", pa.table({**rows, "name": [f"train-{number}" for number in range(600)]}))
     [path] = store.of("a").files("jobs")
-    whole, good = path.read_bytes(), store.of("a").read("jobs")
-    seen = 0
-    for content in flipped(whole, 3, 60):
+    whole = path.read_bytes()
+    for content in flipped(whole, 3, 200):
         path.write_bytes(content)
-        is_seen = bool(fault_of(path, are_pages_read=True))
-        seen += is_seen
-        with contextlib.suppress(StoreError):
-            assert is_seen or store.of("a").read("jobs").equals(good)
-    assert seen > 40
+        assert faults([path], {path})
 
 
 def test_a_column_that_is_none_of_the_tables_is_damage(store: Store) -> None:
     path = store.of("a").files("telemetry")[0]
     rows = pq.read_table(path, partitioning=None)
     pq.write_table(rows.rename_columns([name.replace("uuid", "tuid") for name in rows.column_names]), path)
-    assert fault_of(path, are_pages_read=False) == "it has unknown columns in place of the table's: tuid"
+    assert fault_in_process(path, "footer") == "it has unknown columns in place of the table's: tuid"
 
 
 def test_a_column_that_a_later_almanac_added_is_no_damage(store: Store) -> None:
@@ -103,7 +95,7 @@ def test_a_column_that_a_later_almanac_added_is_no_damage(store: Store) -> None:
     path = store.of("a").files("telemetry")[0]
     rows = pq.read_table(path, partitioning=None)
     pq.write_table(rows.append_column("new_counter", pa.nulls(rows.num_rows, pa.float32())), path)
-    assert fault_of(path, are_pages_read=True) == ""
+    assert fault_in_process(path, "pages") == ""
     assert check_files(store).damaged == ()
     assert store.of("a").read("telemetry").equals(before)
 
@@ -115,10 +107,6 @@ def test_all_pages_are_read_of_the_newest_files_or_of_all(store: Store) -> None:
         chunk = pq.read_metadata(path).row_group(0).column(3)
         content[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 1
         path.write_bytes(content)
-    newest = check_files(store, 3 * files[-1].stat().st_size)
-    assert [one.path for one in newest.damaged] == files[-1:]
-    assert 2 <= newest.read < newest.files == 6
-    assert "CRC" in newest.damaged[0].reason
     everything = check_files(store, None)
     assert [one.path for one in everything.damaged] == files[:1] + files[-1:]
     assert everything.read == 6

@@ -1,0 +1,67 @@
+"""Trying files with native readers in a process of its own: a damaged file ends that process, not the command."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from almanac.errors import FileFormatError
+
+Kind = Literal["footer", "pages", "import"]
+"""A file of the store without its pages, or with them; a user's own Parquet file."""
+_PROGRAM = """
+import json, sys
+task = json.load(sys.stdin)
+sys.path[:] = task["path"]
+from telemetry.store.probe import try_files
+try_files(task["kind"], task["files"])
+"""
+_FILE_S = 60
+_MEMORY_BYTES = 2**34
+
+
+def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
+    """Return why each file cannot be read, by path; "" for a file that can be."""
+    left, found = [str(path) for path in paths], dict[Path, str]()
+    while left:
+        task = json.dumps({"path": sys.path, "kind": kind, "files": left}).encode()
+        done = subprocess.run([sys.executable, "-I", "-c", _PROGRAM], input=task, capture_output=True, check=False)
+        said = [json.loads(line) for line in done.stdout.splitlines()]
+        found |= {Path(name): str(fault) for name, fault in zip(left, said, strict=False)}
+        if len(said) < len(left):
+            found[Path(left[len(said)])] = _ending(done)
+        left = left[len(said) + 1 :]
+    return found
+
+
+def require_readable(path: Path) -> None:
+    """Raise FileFormatError for a Parquet file, not of the store, that native readers cannot read."""
+    if fault := probe([path], "import")[path]:
+        raise FileFormatError(f"{path}: cannot be read: {fault}", "export it again")
+
+
+def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why the process gave no answer about a file."""
+    if done.returncode == -signal.SIGALRM:
+        return f"damaged: not read within {_FILE_S} s"
+    if done.returncode < 0:
+        return f"damaged: {signal.Signals(-done.returncode).name} ended the process that tried to read it"
+    return (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it could not be tried"])[-1]
+
+
+def try_files(kind: Kind, names: Sequence[str]) -> None:
+    """Print a line for each file: why it cannot be read, as JSON. Called in the process of its own."""
+    from telemetry.store.damage import fault_in_process
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES if most < 0 else min(_MEMORY_BYTES, most), most))
+    for name in names:
+        signal.alarm(_FILE_S)
+        print(json.dumps(fault_in_process(Path(name), kind)), flush=True)
