@@ -16,8 +16,9 @@ _JOBS = ("user", "submit_s", "name_key", "gpu_count", "gpu_count_req", "tier", "
 _TOLD = f"""
 CREATE TEMP TABLE told AS
 WITH asked AS (
-  SELECT *, coalesce(nullif(gpu_count_req, 0), gpu_count) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
-  FROM jobs WHERE coalesce(nullif(gpu_count_req, 0), gpu_count) > 0),
+  -- A job that asked for no GPU, and got some with whole nodes, was told nothing when it was submitted.
+  SELECT *, coalesce(gpu_count_req, gpu_count) AS gpus, coalesce(elapsed_s, end_s - start_s) AS ran_s
+  FROM jobs WHERE coalesce(gpu_count_req, gpu_count) > 0),
 own AS (SELECT * FROM advice SEMI JOIN asked USING ("user")),
 files AS (SELECT "user", published_s, version, expires_s FROM own WHERE kind = 'file'),
 families AS (SELECT "user", name_key, gpu_count, published_s, predicted_s, tier FROM own WHERE kind = 'F'),

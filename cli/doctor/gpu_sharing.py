@@ -25,6 +25,7 @@ def check_sharing(app: App) -> Iterator[Check]:
     try:
         nodes = [node for node in app.backend.nodes() if _kinds(node.gres)]
         alone = _one_user_partitions(app) if nodes else frozenset()
+        settings = app.backend.configuration() if nodes else ""
     except AlmanacError:
         return  # the check of Slurm reports it
     if not nodes:
@@ -34,6 +35,7 @@ def check_sharing(app: App) -> Iterator[Check]:
     is_shared = users is None or users > 1
     found = [*_mps(nodes, exposed if is_shared else [], users), *_shard(nodes, exposed if is_shared else [], users)]
     yield from found
+    yield from _not_recorded(nodes, settings)
     if not found:
         how = "no second user in the last day" if exposed else "one user at a time"
         yield Check(NAME, "ok", f"{listed([node.name for node in nodes], 'node')}: {how}, one GPU each")
@@ -69,6 +71,16 @@ def _shard(nodes: Sequence[Node], exposed: Sequence[Node], users: int | None) ->
     if strangers:
         todo = f"set ExclusiveUser=YES on their partitions, or {todo}"
     yield _warn(said, todo, names)
+
+
+def _not_recorded(nodes: Sequence[Node], settings: str) -> Iterator[Check]:
+    """Slurm records a GRES of a job only if AccountingStorageTRES names it."""
+    tracked = re.search(r"(?m)^AccountingStorageTRES\s*=\s*(.*)$", settings)
+    for kind in _KINDS if tracked else ():
+        names = [node.name for node in nodes if kind in _kinds(node.gres)]
+        if names and tracked and not parse_gpus(tracked[1], kind).count:
+            said = f"{listed(names, 'node')} with gres/{kind}: accounting does not record it, so reports miss such jobs"
+            yield _warn(said, f"add gres/{kind} to AccountingStorageTRES in slurm.conf", names)
 
 
 def _kinds(gres: str) -> set[str]:

@@ -230,7 +230,7 @@ def squeue_rows(job: Mapping[str, Any], now_s: int) -> list[dict[str, Any]]:
     if job_id is None:
         raise BadRecordError("job id is not a number")
     hosts = _hosts_in_order(job)
-    if len(hosts) != len(job["gres_detail"]):
+    if not isinstance(job["gres_detail"], list) or len(hosts) != len(job["gres_detail"]):
         raise BadRecordError("nodes and gres_detail differ in number")
     if not all(_HOST.fullmatch(host) for host in hosts):
         raise BadRecordError("not a host name")

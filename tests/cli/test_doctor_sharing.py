@@ -27,6 +27,7 @@ def examine(tmp_path: Path) -> Examine:
         exclusive: str = "NO",
         release: str = "22.05.8",
         oversubscribe: str = "NO",
+        tracked: str = "cpu,gres/gpu,gres/mps,gres/shard",
     ) -> list[Check]:
         rows = [
             {"name": name, "state": ["IDLE"], "partitions": ["gpu"], "gres": gres, "hostname": name}
@@ -40,7 +41,7 @@ def examine(tmp_path: Path) -> Examine:
         )
         scontrol = (
             f'case "$*" in *partition*) echo "{partition}";; '
-            f"*) printf 'ClusterName = x\\nSLURM_VERSION = {release}\\n';; esac"
+            f"*) printf 'ClusterName = x\\nSLURM_VERSION = {release}\\nAccountingStorageTRES = {tracked}\\n';; esac"
         )
         sacct = "exit 1" if users is None else f"cat {tmp_path / 'users'}"
         for name, body in (("scontrol", scontrol), ("sinfo", f"cat {tmp_path / 'nodes'}"), ("sacct", sacct)):
@@ -88,6 +89,13 @@ def test_without_accounting_several_users_are_assumed(examine: Examine) -> None:
     assert "has several users" in check.said
     [check] = examine({"n1": SHARD}, None)
     assert check.said.endswith("and several users run there")
+
+
+@pytest.mark.parametrize(("gres", "kind"), [(MPS, "mps"), (SHARD, "shard")])
+def test_parts_of_gpus_that_accounting_does_not_record(examine: Examine, gres: str, kind: str) -> None:
+    found = examine({"n1": gres}, exclusive="YES", tracked="cpu,gres/gpu")
+    assert f"add gres/{kind} to AccountingStorageTRES in slurm.conf" in [check.todo for check in found]
+    assert not any("TRES" in check.todo for check in examine({"n1": gres}, tracked=f"cpu,gres/gpu,gres/{kind}:a100"))
 
 
 def test_mps_on_several_gpus_of_a_node(examine: Examine) -> None:

@@ -255,6 +255,7 @@ def test_advice_followed_and_the_gpu_hours_that_it_can_have_freed(tmp_path: Path
     jobs = [
         advised(1, "hbm40g", 3), advised(2, "hbm80g", 5), advised(3, None), advised(4, "gone"),
         advised(5, "hbm40g", state="RUNNING", end_s=None, elapsed_s=None), advised(6, "hbm40g", user="bob"),
+        {**advised(7, None), "gpu_count_req": 0},  # got its GPUs with whole nodes
     ]  # fmt: skip
     report = report_of(tmp_path, jobs, [], advice)
     assert report.advice == AdviceUse(

@@ -91,7 +91,7 @@ def test_what_has_ended_or_cannot_be_read_is_passed_over(changes: dict[str, Any]
     assert one(**changes) is None
 
 
-@pytest.mark.parametrize("detail", [["gpu:2(IDX:x)"], ["gpu:1(IDX:0)", "gpu:1(IDX:1)"], [], "gpu", None])
+@pytest.mark.parametrize("detail", [["gpu:2(IDX:x)"], ["gpu:1(IDX:0)", "gpu:1(IDX:1)"], [], "gpu", 5, None])
 def test_a_job_whose_gpus_cannot_be_read_has_none_bound(detail: Any) -> None:
     job = one(gres_detail=detail)
     assert job and job.bindings == () and job.row["gpu_count"] == 1
