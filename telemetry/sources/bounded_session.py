@@ -73,9 +73,14 @@ class BoundedSession(requests.Session):
     def fetch(
         self, method: str, url: str, *, timeout: float, most_bytes: int, **kwargs: Any
     ) -> tuple[requests.Response, bytes]:
-        """The answer and its body. timeout: seconds for all of it. Raises requests.Timeout, AnswerTooLargeError."""
+        """The answer and its body, of a refusal the first 64 KiB. timeout: seconds for all of it.
+
+        Raises requests.Timeout, AnswerTooLargeError.
+        """
         try:
             with within(timeout), self._followed(method, url, timeout=timeout, **kwargs) as response:
+                if response.status_code != 200:
+                    return response, next(response.iter_content(1 << 16), b"")
                 return response, b"".join(_pieces(response, most_bytes))
         except TimeoutError as error:
             raise requests.Timeout(str(error)) from error

@@ -124,10 +124,10 @@ class _Session(BoundedSession):
 def _refusal(response: requests.Response, body: bytes, secrets: tuple[str, ...]) -> Exception:
     """What an answer other than 200 means: TooMuchError or _TroubleError."""
     try:
-        answer = json.loads(body[:65536])
+        answer = json.loads(body)
         said, kind = str(answer.get("error", "")), str(answer.get("errorType", ""))
     except (ValueError, AttributeError, RecursionError):
-        said, kind = body[:65536].decode("utf-8", "replace"), ""
+        said, kind = body.decode("utf-8", "replace"), ""
     status = response.status_code
     if response.is_redirect:
         said = f"to {response.headers['Location']}, another server"

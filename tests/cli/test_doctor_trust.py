@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from advisor.services.own import load_own
 from almanac.errors import ConfigError
 from cli.app import App
 from cli.doctor.trust import check_trust
@@ -101,6 +102,25 @@ def test_a_submission_of_root_goes_on_without_such_a_configuration(config: Path,
     assert configured(environ, "slurm", "bin_dir") == str(config.parent / "bin")
     (config.parent / spoiled).chmod(0o777)
     assert configured(environ, "slurm", "bin_dir") == ""
+
+
+@pytest.mark.parametrize(("mode", "is_loaded"), [(0o644, True), (0o666, False)])
+def test_root_loads_no_service_that_others_can_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_loaded: bool
+) -> None:
+    module = f"own_service_{mode}"
+    (tmp_path / f"{module}-1.dist-info").mkdir()
+    (tmp_path / f"{module}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    entry = f"[almanac.services]\n{module} = {module}:Service\n"
+    (tmp_path / f"{module}-1.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / f"{module}.py").write_text(
+        "from pathlib import Path\nPath(__file__ + '.ran').touch()\nService = object\n"
+    )
+    (tmp_path / f"{module}.py").chmod(mode)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = load_own([module])
+    assert (module in own.services) == is_loaded == (tmp_path / f"{module}.py.ran").exists()
+    assert is_loaded or "has mode 0666" in own.faults[module]
 
 
 def test_a_configuration_that_others_can_write_makes_no_operators(

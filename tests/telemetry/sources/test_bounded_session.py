@@ -117,11 +117,10 @@ FLOOD = b" " * (1 << 16)
         for_ever(HEAD + b"Content-Length: 3000000000\r\n\r\n", FLOOD),
         for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + FLOOD + b"\r\n"),
         for_ever(HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffff0\r\n", FLOOD),
-        for_ever(b"HTTP/1.1 500 Broken\r\n\r\n", FLOOD),
         compressed("gzip"),
         compressed("deflate"),
     ],
-    ids=["to the end", "length", "chunks", "one chunk", "refusal", "gzip", "deflate"],
+    ids=["to the end", "length", "chunks", "one chunk", "gzip", "deflate"],
 )
 def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     """TooMuchError makes the caller halve the span. What was read is a few MiB, not the whole answer."""
@@ -130,6 +129,14 @@ def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(talk: Talk, m
     with server(talk) as url, pytest.raises(TooMuchError, match="more than 4 MiB"):
         count(url)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 << 10
+
+
+def test_of_a_refusal_only_the_start_is_read() -> None:
+    with (
+        server(for_ever(b"HTTP/1.1 500 Broken\r\n\r\n", FLOOD)) as url,
+        pytest.raises(ServerError, match="HTTP 500"),
+    ):
+        count(url)
 
 
 def test_an_answer_that_a_proxy_compresses_is_read() -> None:
