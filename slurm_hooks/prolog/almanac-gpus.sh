@@ -9,7 +9,8 @@
 #                      a Prolog that waits for a file server keeps the job waiting.
 # ALMANAC_HPC_JOB_DIR  dcgm-exporter's --hpc-job-mapping-dir: one file per GPU index, a job id per line.
 #                      Not set: not kept. Below /run, a reboot in the middle of a job leaves nothing stale.
-#                      Not kept on nodes with MIG, where Slurm's index is not the GPU's.
+#                      On nodes with MIG, where Slurm's index is not the GPU's, one per GPU and instance: 0.7. dcgm-exporter
+#                      reads these from 4.8.2 on; older ones skip names that are no number.
 # ALMANAC_MIG_MAP      file below a tmpfs that says which GPU and instance each MIG UUID is (default
 #                      /run/almanac/mig), written by nvidia-smi in the background: that can take long or hang.
 # ALMANAC_NVIDIA_SMI   path of nvidia-smi, where it is not in /usr/bin or /bin.
@@ -32,7 +33,7 @@ smi=${ALMANAC_NVIDIA_SMI:-nvidia-smi}
 # "mig=<MIG UUID> <GPU UUID> <GPU instance id>" for each instance of the job that the map knows.
 mig_lines() {
     [ -f "$map" ] && [ -r "$map" ] || return 0
-    while read -r device gpu instance; do
+    while read -r device gpu instance index; do
         case ,$devices, in *",$device,"*) printf 'mig=%s %s %s\n' "$device" "$gpu" "$instance" ;; esac
     done <"$map"
 }
@@ -61,7 +62,7 @@ write_map() {
     } | head -c 16777216 | awk '
         function tag(line) { gsub(/<[^>]*>|[ \t\r]/, "", line); return line }
         function listed(line) { sub(/.*UUID: /, "", line); sub(/\).*/, "", line); return line }
-        /^GPU [0-9]+:/ { gpu = listed($0) }
+        /^GPU [0-9]+:/ { gpu = listed($0); index_of[gpu] = $2 + 0 }
         /^[ \t]+MIG .*Device +[0-9]+:/ {
             device = listed($0); sub(/:.*/, ""); sub(/.*Device +/, ""); name[gpu, $0] = device; next
         }
@@ -72,7 +73,7 @@ write_map() {
         /<uuid>GPU-/ { uuid = tag($0) }
         /<\/gpu>/ {
             for (place in instance)
-                if ((uuid, place) in name) print name[uuid, place], uuid, instance[place]
+                if ((uuid, place) in name) print name[uuid, place], uuid, instance[place], index_of[uuid]
             split("", instance)
         }' >"$map.$unique" && mv -T "$map.$unique" "$map" || rm -f "$map.$unique"
     rmdir "$map.lock"
@@ -117,6 +118,21 @@ map_job() {
         mv -T "$ALMANAC_HPC_JOB_DIR/.$unique" "$1" || rm -f "$ALMANAC_HPC_JOB_DIR/.$unique"
 }
 
+# Only those that the map knows already: what is written later could come after the Epilog, and stay.
+map_instances() {
+    [ -f "$map" ] && [ -r "$map" ] || return 0
+    [ -d "$ALMANAC_HPC_JOB_DIR" ] || mkdir -p "$ALMANAC_HPC_JOB_DIR" || return
+    while read -r device gpu instance index; do
+        case ,$devices, in *",$device,"*)
+            case $index.$instance in
+            .* | *. | *.*.* | *[!0-9.]*) ;;
+            *) map_job "$ALMANAC_HPC_JOB_DIR/$index.$instance" add ;;
+            esac
+            ;;
+        esac
+    done <"$map"
+}
+
 # Out of every file: the Epilog may be told of other GPUs than the Prolog, or of none (a job that Slurm aborted because
 # the Gres of its node changed), and the node may have got MIG in between.
 unmap_job() {
@@ -149,7 +165,12 @@ main() {
         (is_unmapped) && setsid sh -c '"$0" map "$1" &' "$0" "$now"
     fi
     [ -n "$ALMANAC_HPC_JOB_DIR" ] || return
-    case $devices in *MIG-*) return ;; esac
+    case $devices in
+    *MIG-*)
+        map_instances
+        return
+        ;;
+    esac
     [ ! -s "$map" ] || return
     [ -d "$ALMANAC_HPC_JOB_DIR" ] || mkdir -p "$ALMANAC_HPC_JOB_DIR" || return
     IFS=,

@@ -257,3 +257,23 @@ def test_on_a_node_with_mig_no_mapping_by_index_is_kept(tmp_path: Path) -> None:
     until(lambda: len(lines_of(tmp_path)) == 3)
     run(tmp_path, SLURM_JOB_ID="43", CUDA_VISIBLE_DEVICES="3", SLURM_JOB_GPUS="3", **smi)
     assert not (tmp_path / "jobs").exists()
+
+
+def test_the_files_of_instances_follow_a_job_where_the_map_knows_them(tmp_path: Path) -> None:
+    """dcgm-exporter reads GPU.INSTANCE from 4.8.2 on. The first job waits for no map, so that no file outlives it."""
+    smi = nvidia_smi(tmp_path)
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0001", **smi)
+    until(lambda: len(lines_of(tmp_path)) == 2)
+    assert not (tmp_path / "jobs").exists()
+    run(tmp_path, SLURM_JOB_ID="43", CUDA_VISIBLE_DEVICES="MIG-0002,MIG-0003", SLURM_JOB_GPUS="1,4", **smi)
+    assert mapping(tmp_path) == {"0.13": "43\n", "2.7": "43\n"}
+    run(tmp_path, "epilog", SLURM_JOB_ID="43", SLURM_JOB_GPUS="", **smi)
+    assert set(mapping(tmp_path).values()) <= {""}
+
+
+@pytest.mark.parametrize("index", ["", "x", "1/../2", ".", "1.2"])
+def test_a_map_without_the_index_of_a_gpu_makes_no_file(tmp_path: Path, index: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/mig").write_text(f"MIG-0001 GPU-aaaa 7 {index}\n")
+    run(tmp_path, CUDA_VISIBLE_DEVICES="MIG-0001", SLURM_JOB_GPUS="0")
+    assert mapping(tmp_path) == {}
