@@ -374,13 +374,17 @@ class _Run:
                 about = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if about.st_uid == self.me or (name in LARGEST and not stat.S_ISDIR(about.st_mode)):
                     continue
-                kept = f"{name}-{secrets.token_hex(8)}" if stat.S_ISDIR(about.st_mode) else name
-                os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
-                os.chown(kept, self.me, -1, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISDIR(about.st_mode):
+                    kept = f"{name}-{secrets.token_hex(8)}"
+                    os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
                     with opened(kept, folder) as handle:
-                        os.fchmod(handle, 0o700)
-                self.done.leave_out("entries of users in their folders are root's now", f"{user}/{kept}")
+                        self._own(handle, 0o700)
+                elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                    os.chown(name, self.me, -1, dir_fd=folder, follow_symlinks=False)
+                    os.chmod(name, 0o400, dir_fd=folder)
+                else:  # a second name may be one of another user's file
+                    os.unlink(name, dir_fd=folder)
+                self.done.leave_out("entries of users in their folders are root's now, or removed", f"{user}/{name}")
 
     def _names(self, place: Folder) -> list[str]:
         with contextlib.suppress(OSError), self._open(place) as folder:

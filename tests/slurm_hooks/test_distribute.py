@@ -220,17 +220,26 @@ def test_what_users_own_in_their_folders_is_taken_over(site: Site) -> None:
     (folder / "full" / "more").mkdir(parents=True)
     (folder / "advice").write_bytes(b"old")
     (folder / "link").symlink_to("/etc")
+    (folder / "note").write_bytes(b"mine")
+    (folder / "note").chmod(0o666)
     (folder / "reports" / REPORT).write_bytes(b"forged")
     for path in (folder, *folder.rglob("*")):
         os.chown(path, ALICE, ALICE, follow_symlinks=False)
     for path in (site.target, site.target / "user"):
         path.chmod(0o711)
+    bobs = site.target.parent / "of bob"
+    bobs.write_text("bob's")
+    os.chown(bobs, BOB, -1)
+    os.link(bobs, folder / "second name")
     etc = Path("/etc").stat()
     held = os.open(folder / "full", os.O_RDONLY)
     done = site.run()
-    assert "entries of users in their folders are root's now" in "".join(done.warnings())
-    for path in (folder, folder / "advice", folder / "reports", folder / "reports" / REPORT, folder / "link"):
+    assert "5 entries of users in their folders are root's now, or removed" in "".join(done.warnings())
+    for path in (folder, folder / "advice", folder / "reports", folder / "reports" / REPORT, folder / "note"):
         assert path.lstat().st_uid == 0, path
+    assert stat.S_IMODE((folder / "note").stat().st_mode) == 0o400
+    assert bobs.stat().st_uid == BOB, "a second name of another user's file only goes"
+    assert not {"link", "second name"} & {path.name for path in folder.iterdir()}
     assert (folder / "reports" / REPORT).read_bytes() == b"\x1f\x8b report"
     may_not(lambda: os.open("more", os.O_CREAT | os.O_WRONLY, dir_fd=held), ALICE)
     os.close(held)
@@ -475,11 +484,12 @@ def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Pa
             (mail / f"junk\n{number}").write_text("x" * 9000)
 
     assert as_user(ALICE, lambda: fill(ALICE)) == "done"
+    assert as_user(ACCOUNT, lambda: (mail / "last-read").write_text("1795256200 ctl\n")) == "done"
     done = site.run()
     assert any(each.endswith(f"'{ALICE}'") and "by uid" in each for each in done.warnings())
     left = {path.name for path in mail.iterdir()} - {".tmp-1", ".tmp-2"}
-    assert left == {str(ALICE), f"{ALICE}.1", "full"}
-    assert len(list(mail.iterdir())) == 4, "one file that is being written"
+    assert left == {str(ALICE), f"{ALICE}.1", "full", "last-read"}
+    assert len(list(mail.iterdir())) == 5, "one file that is being written"
     assert (mail / "full").stat().st_uid == 0
     assert site.run().warnings() == []
 
