@@ -239,7 +239,8 @@ class _Run:
 
     def _stage(self, content: bytes, written_ns: int, place: _Place) -> None:
         space = os.fstatvfs(self.target)
-        if space.f_bavail * space.f_frsize - len(content) < FREE_FRAC * space.f_blocks * space.f_frsize:
+        left = space.f_bavail * space.f_frsize - len(content)
+        if space.f_blocks and left < FREE_FRAC * space.f_blocks * space.f_frsize:  # some kinds tell no size
             raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system is free")
         temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
         with open(os.open(temporary, _NEW, 0o600, dir_fd=self.target), "wb", 0) as out:  # noqa: PTH123 - of a descriptor

@@ -188,6 +188,19 @@ def test_without_acl_a_group_of_one_user_reads_and_without_that_the_user_owns(
 
 
 @only_root
+def test_on_a_file_system_without_acls_and_without_a_size_users_own_their_files(site: Site) -> None:
+    site.target.mkdir(mode=0o711)
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(site.target)], capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        assert (site.run().warnings(), site.run().placed) == ([], 0)
+        about = (site.target / "user" / str(ALICE) / "advice").stat()
+    finally:
+        subprocess.run(["umount", str(site.target)], check=True)
+    assert (about.st_uid, stat.S_IMODE(about.st_mode)) == (ALICE, 0o400)
+
+
+@only_root
 def test_an_acl_that_the_file_system_takes_and_does_not_keep_is_not_trusted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
