@@ -93,7 +93,7 @@ def sched_gid(config: Config, target: Path) -> int:
             return grp.getgrnam(config.hooks.group).gr_gid
         has = (target / SCHED).stat().st_gid if (target / SCHED).exists() else 0
         return has or _slurm_gid(config)
-    except KeyError as error:
+    except (KeyError, OverflowError) as error:
         raise ConfigError("no group is known that has to read the advice", "set hooks.group") from error
 
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
-import itertools
 import os
 import re
 import secrets
@@ -24,9 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from almanac.errors import ConfigError, StoreError
+from almanac.errors import ConfigError
 from slurm_hooks.mail_folder import tidy_choices
 from slurm_hooks.reader_rights import SITE, Readers, Rights, acl_on
+from slurm_hooks.untrusted_folder import LeftOutError, check, first_names, opened_below, read, within
 from telemetry.store.atomic import TEMPORARY, make_folders, opened
 from telemetry.store.user_files import explained, writable_by_others
 
@@ -44,7 +43,6 @@ FREE_FRAC = 0.02
 BATCH_FILES, BATCH_BYTES = 500, 64 << 20
 MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
 _UID, _REPORT = re.compile(r"0|[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{1,16}")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Folder = tuple[str, ...]
 """A folder below the target."""
@@ -64,11 +62,7 @@ class Distributed:
         self.left_out[reason] = count + 1, names if name in names or len(names) == NAMED else (*names, name)
 
     def warnings(self) -> list[str]:
-        return [f"{many} {why}: {', '.join(map(ascii, names))}" for why, (many, names) in self.left_out.items()]
-
-
-class LeftOutError(Exception):
-    """A file or folder of the source that is not used, and why."""
+        return [f"{why} ({many}): {', '.join(map(ascii, names))}" for why, (many, names) in self.left_out.items()]
 
 
 def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequence[str] = ()) -> Distributed:
@@ -87,7 +81,7 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
         make_folders(target, MODE)
         target.chmod(MODE)
     with (
-        _opened_source(source, (*below, USER)) as folder,
+        opened_below(source, (*below, USER)) as folder,
         explained(target, target),
         opened(target) as handle,
         _locked(handle),
@@ -95,27 +89,9 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
         run = _Run(handle, sched_gid)
         run.prepare()
         for uid in tidy_choices(handle) if sched_gid is not None else ():
-            run.done.leave_out("entries of the folder mail were no choices, and are removed, by uid", str(uid))
+            run.done.leave_out("removed from the folder mail, no choice, by uid", str(uid))
         run.distribute(folder)
         return run.done
-
-
-@contextlib.contextmanager
-def _opened_source(source: Path, below: Sequence[str]) -> Iterator[int]:
-    """A descriptor of the folder of users' folders. Without it, nothing is removed: a disk may be missing."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, folder)
-            owner = os.fstat(folder).st_uid
-            for name in below:
-                folder = stack.enter_context(opened(name, folder))
-                if os.fstat(folder).st_uid != owner:
-                    raise PermissionError(errno.EPERM, f"{name} does not belong to the owner of {source}")
-        except OSError as error:
-            path = source.joinpath(*below)
-            raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
-        yield folder
 
 
 @contextlib.contextmanager
@@ -126,52 +102,12 @@ def _locked(folder: int) -> Iterator[None]:
         yield
 
 
-def is_uid(name: str) -> bool:
+def _is_uid(name: str) -> bool:
     return bool(_UID.fullmatch(name)) and int(name) < 2**32 - 1
 
 
 def _is_folder_name(name: str) -> bool:
-    return name == SITE or is_uid(name)
-
-
-@contextlib.contextmanager
-def _within(name: str, folder: int) -> Iterator[int]:
-    """A descriptor of a folder of the source. Raises LeftOutError."""
-    try:
-        handle = os.open(name, os.O_DIRECTORY | _READ, dir_fd=folder)
-    except OSError as error:
-        raise LeftOutError(f"folders cannot be opened ({error.strerror})") from error
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def read(folder: int, name: str, owner: int, most: int) -> tuple[bytes, int]:
-    """Content and time (ns) of a file of the source. Raises LeftOutError."""
-    try:
-        with open(os.open(name, _READ, dir_fd=folder), "rb") as file:  # noqa: PTH123 - of a descriptor
-            about = os.fstat(file.fileno())
-            _check(about, owner, most)
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise LeftOutError("files are too large")
-        if most == TEXT_BYTES:
-            content.decode("utf-8")
-    except OSError as error:
-        raise LeftOutError(f"files cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise LeftOutError("files are not UTF-8") from error
-    return content, about.st_mtime_ns
-
-
-def _check(about: os.stat_result, owner: int, most: int) -> None:
-    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
-        raise LeftOutError("are not plain files under one name")
-    if about.st_uid != owner:
-        raise LeftOutError("files are of another owner than their folder")
-    if about.st_size > most:
-        raise LeftOutError("files are too large")
+    return name == SITE or _is_uid(name)
 
 
 @dataclass(frozen=True)
@@ -216,7 +152,7 @@ class _Run:
         try:
             for step in (self._copy_files, self._copy_reports):  # the small files of everybody first
                 for user in users:
-                    with self._noting(user), _within(user, source) as folder:
+                    with self._noting(user), within(user, source) as folder:
                         step(user, folder, owner)
                         served.add(user)
             self._put()
@@ -233,11 +169,10 @@ class _Run:
     def _listed(self, folder: int, most: int, is_known: Callable[[str], object]) -> list[str]:
         """Known names among the first entries of a folder of the source."""
         most = max(0, min(most, MOST_FILES - self.entries))
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in itertools.islice(entries, most + 1)]
+        names = first_names(folder, most)
         self.entries += len(names)
         if len(names) > most:
-            self.done.leave_out("folders have more entries than are read", "")
+            self.done.leave_out("left out, more entries in a folder than are read", "")
         return list(filter(is_known, names[:most]))
 
     @contextlib.contextmanager
@@ -259,7 +194,7 @@ class _Run:
     def _copy_reports(self, user: str, folder: int, owner: int) -> None:
         place, rights, names = (USER, user, REPORTS), self.readers(user), list[str]()
         if self._listed(folder, MOST_REPORTS, REPORTS.__eq__):
-            with self._noting(f"{user}/{REPORTS}"), _within(REPORTS, folder) as reports:
+            with self._noting(f"{user}/{REPORTS}"), within(REPORTS, folder) as reports:
                 names = self._listed(reports, MOST_REPORTS, _REPORT.fullmatch)
                 for name in names:
                     with self._noting(f"{user}/{REPORTS}/{name}"):
@@ -276,12 +211,12 @@ class _Run:
         """
         try:
             about = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            _check(about, owner, most)
+            check(about, owner, most)
             due = [place for place in places if not self._is_current(place, about)]
-            content, written_ns = read(folder, name, owner, most) if due else (b"", 0)
+            content, written_ns = read(folder, name, owner, most, most == TEXT_BYTES) if due else (b"", 0)
             self.size += len(places) * max(about.st_size, len(content))
             if self.size > MOST_BYTES:
-                raise LeftOutError("files are more than root copies")
+                raise LeftOutError("left out, more than root copies")
         except (FileNotFoundError, LeftOutError) as error:
             for place in places:
                 self._remove(place.folder, place.name)
@@ -304,7 +239,8 @@ class _Run:
 
     def _stage(self, content: bytes, written_ns: int, place: _Place) -> None:
         space = os.fstatvfs(self.target)
-        if space.f_bavail * space.f_frsize - len(content) < FREE_FRAC * space.f_blocks * space.f_frsize:
+        left = space.f_bavail * space.f_frsize - len(content)
+        if space.f_blocks and left < FREE_FRAC * space.f_blocks * space.f_frsize:  # some kinds tell no size
             raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system is free")
         temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
         with open(os.open(temporary, _NEW, 0o600, dir_fd=self.target), "wb", 0) as out:  # noqa: PTH123 - of a descriptor
@@ -316,7 +252,7 @@ class _Run:
                 place.rights.apply(out.fileno())
             except OSError as error:
                 os.unlink(self.staged.pop()[0], dir_fd=self.target)
-                raise LeftOutError("files cannot be given to their reader") from error
+                raise LeftOutError("left out, cannot be given to its reader") from error
         self.batch_bytes += len(content)
         if len(self.staged) >= BATCH_FILES or self.batch_bytes >= BATCH_BYTES:
             self._put()
@@ -333,7 +269,7 @@ class _Run:
                 self.done.placed += 1
             except OSError:
                 os.unlink(temporary, dir_fd=self.target)
-                self.done.leave_out("files cannot be put in their place", "/".join((*place.folder, place.name)))
+                self.done.leave_out("left out, cannot be put in its place", "/".join((*place.folder, place.name)))
             self.staged.pop()
         self.batch_bytes = 0
 
@@ -374,13 +310,17 @@ class _Run:
                 about = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if about.st_uid == self.me or (name in LARGEST and not stat.S_ISDIR(about.st_mode)):
                     continue
-                kept = f"{name}-{secrets.token_hex(8)}" if stat.S_ISDIR(about.st_mode) else name
-                os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
-                os.chown(kept, self.me, -1, dir_fd=folder, follow_symlinks=False)
                 if stat.S_ISDIR(about.st_mode):
+                    kept = f"{name}-{secrets.token_hex(8)}"
+                    os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
                     with opened(kept, folder) as handle:
-                        os.fchmod(handle, 0o700)
-                self.done.leave_out("entries of users in their folders are root's now", f"{user}/{kept}")
+                        self._own(handle, 0o700)
+                elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                    os.chown(name, self.me, -1, dir_fd=folder, follow_symlinks=False)
+                    os.chmod(name, 0o400, dir_fd=folder)
+                else:  # a second name may be one of another user's file
+                    os.unlink(name, dir_fd=folder)
+                self.done.leave_out("taken from a user who kept it in their folder", f"{user}/{name}")
 
     def _names(self, place: Folder) -> list[str]:
         with contextlib.suppress(OSError), self._open(place) as folder:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from telemetry.store.atomic import TEMPORARY, opened
 
 MAIL = "mail"
+READ = "last-read"
+"""The mail service's own file (reports/mail/last_read.py)."""
 CHOICE_BYTES, YOUNG_S = 4096, 600
 _CHOICE = re.compile(r"([0-9]{1,10})(\.[1-9][0-9]?)?")
 
@@ -35,10 +37,12 @@ def tidy_choices(target: int) -> list[int]:
 
 
 def _is_choice(name: str, about: os.stat_result, writers: set[int]) -> bool:
-    """Return True for a small file named by its owner's uid, and for one such file that its owner writes now."""
+    """Return True for a small file named by its owner's uid, or READ, and for one that its owner writes now."""
     is_small = stat.S_ISREG(about.st_mode) and about.st_nlink == 1 and about.st_size <= CHOICE_BYTES
     if match := _CHOICE.fullmatch(name):
         return is_small and int(match[1]) == about.st_uid
+    if name == READ:
+        return is_small
     is_young = name.startswith(TEMPORARY) and time.time() - about.st_ctime < YOUNG_S
     if not (is_small and is_young) or about.st_uid in writers:
         return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -15,6 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from almanac.config_file import parse_config
+from almanac.errors import ConfigError
+from cli.distribute import sched_gid
 from slurm_hooks.reader_rights import acl_for, acl_on
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -93,3 +98,22 @@ def test_the_account_computes_and_leaves_the_rest_to_root(root: Path) -> None:
     assert (done.returncode, "files placed" in done.stdout) == (0, False), done.stderr
     assert not list((root / "advice").iterdir())
     assert (root / "store/published/c/user" / str(USER) / "advice").exists()
+
+
+def test_the_group_of_sched_is_the_configured_one_else_its_own_else_slurm_users(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'SlurmUser               = nobody(65534)'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    named = parse_config({"hooks": {"group": "tty"}, "slurm": {"bin_dir": str(tmp_path)}})
+    plain = parse_config({"slurm": {"bin_dir": str(tmp_path)}})
+    assert sched_gid(named, tmp_path) == grp.getgrnam("tty").gr_gid
+    assert sched_gid(plain, tmp_path) == pwd.getpwuid(65534).pw_gid
+    (tmp_path / "sched").mkdir()
+    os.chown(tmp_path / "sched", 0, 60_064)
+    assert sched_gid(plain, tmp_path) == 60_064
+    (tmp_path / "sched").rmdir()
+    for bad in ("exit 1", "echo SlurmUser = nobody-knows"):
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{bad}\n")
+        with pytest.raises(ConfigError):
+            sched_gid(plain, tmp_path)
+    with pytest.raises(ConfigError):
+        sched_gid(parse_config({"hooks": {"group": "nobody-has-this"}}), tmp_path)

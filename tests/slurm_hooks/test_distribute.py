@@ -188,6 +188,19 @@ def test_without_acl_a_group_of_one_user_reads_and_without_that_the_user_owns(
 
 
 @only_root
+def test_on_a_file_system_without_acls_and_without_a_size_users_own_their_files(site: Site) -> None:
+    site.target.mkdir(mode=0o711)
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(site.target)], capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        assert (site.run().warnings(), site.run().placed) == ([], 0)
+        about = (site.target / "user" / str(ALICE) / "advice").stat()
+    finally:
+        subprocess.run(["umount", str(site.target)], check=True)
+    assert (about.st_uid, stat.S_IMODE(about.st_mode)) == (ALICE, 0o400)
+
+
+@only_root
 def test_an_acl_that_the_file_system_takes_and_does_not_keep_is_not_trusted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,17 +233,26 @@ def test_what_users_own_in_their_folders_is_taken_over(site: Site) -> None:
     (folder / "full" / "more").mkdir(parents=True)
     (folder / "advice").write_bytes(b"old")
     (folder / "link").symlink_to("/etc")
+    (folder / "note").write_bytes(b"mine")
+    (folder / "note").chmod(0o666)
     (folder / "reports" / REPORT).write_bytes(b"forged")
     for path in (folder, *folder.rglob("*")):
         os.chown(path, ALICE, ALICE, follow_symlinks=False)
     for path in (site.target, site.target / "user"):
         path.chmod(0o711)
+    bobs = site.target.parent / "of bob"
+    bobs.write_text("bob's")
+    os.chown(bobs, BOB, -1)
+    os.link(bobs, folder / "second name")
     etc = Path("/etc").stat()
     held = os.open(folder / "full", os.O_RDONLY)
     done = site.run()
-    assert "entries of users in their folders are root's now" in "".join(done.warnings())
-    for path in (folder, folder / "advice", folder / "reports", folder / "reports" / REPORT, folder / "link"):
+    assert "taken from a user who kept it in their folder (5)" in "".join(done.warnings())
+    for path in (folder, folder / "advice", folder / "reports", folder / "reports" / REPORT, folder / "note"):
         assert path.lstat().st_uid == 0, path
+    assert stat.S_IMODE((folder / "note").stat().st_mode) == 0o400
+    assert bobs.stat().st_uid == BOB, "a second name of another user's file only goes"
+    assert not {"link", "second name"} & {path.name for path in folder.iterdir()}
     assert (folder / "reports" / REPORT).read_bytes() == b"\x1f\x8b report"
     may_not(lambda: os.open("more", os.O_CREAT | os.O_WRONLY, dir_fd=held), ALICE)
     os.close(held)
@@ -285,7 +307,7 @@ def test_roots_files_and_second_names_are_not_copied(site: Site, tmp_path: Path)
     advice = site.source / "user" / str(ALICE) / "advice"
     advice.unlink()
     os.link(secret, advice)
-    assert "plain files under one name" in site.run().warnings()[0]
+    assert "a plain file under one name" in site.run().warnings()[0]
     secret.unlink()
     assert "another owner" in site.run().warnings()[0], "root's own file, moved there"
     assert not [content for content in site.placed().values() if b"secret" in content]
@@ -323,7 +345,7 @@ def test_strange_names_of_users_are_not_looked_at(site: Site, name: str) -> None
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"cut \xe2\x82", b"\xed\xa0\x80"])
 def test_text_must_be_utf8(site: Site, content: bytes) -> None:
     site.give(f"{ALICE}/advice", content)
-    assert "are not UTF-8" in site.run().warnings()[0]
+    assert "not UTF-8" in site.run().warnings()[0]
     assert f"sched/{ALICE}" not in site.placed()
 
 
@@ -356,7 +378,7 @@ def test_a_million_names_end_at_a_bound_and_copies_do_not_add_up(site: Site, mon
         for uid in range(20):
             site.give(f"{70_000 + 100 * turn + uid}/advice", b"x\n")
         done = site.run()
-        assert "more entries than are read" in done.warnings()[0]
+        assert "more entries in a folder than are read" in done.warnings()[0]
         assert len([name for name in site.placed() if name.startswith("user/")]) == 5
 
 
@@ -365,7 +387,7 @@ def test_all_bytes_together_have_a_bound(site: Site, monkeypatch: pytest.MonkeyP
     for number in range(20):
         site.give(f"{ALICE}/reports/{number}-1-a", b"x" * 20)
     done = site.run()
-    assert "files are more than root copies" in "".join(done.warnings())
+    assert "more than root copies" in "".join(done.warnings())
     assert sum(map(len, site.placed().values())) <= 100
     assert f"user/{ALICE}/advice" in site.placed(), "the small files of everybody come first"
 
@@ -441,7 +463,7 @@ def test_another_file_system_on_one_users_folder_keeps_no_other_user_from_their_
         site.give(f"{ALICE}/advice", b"newer\n")
         site.give(f"{BOB}/advice", b"newer\n")
         done = site.run()
-        assert "cannot be put in their place" in "".join(done.warnings())
+        assert "cannot be put in its place" in "".join(done.warnings())
     finally:
         subprocess.run(["umount", str(folder)], check=True)
     assert site.placed()[f"user/{BOB}/advice"] == b"newer\n"
@@ -475,11 +497,12 @@ def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Pa
             (mail / f"junk\n{number}").write_text("x" * 9000)
 
     assert as_user(ALICE, lambda: fill(ALICE)) == "done"
+    assert as_user(ACCOUNT, lambda: (mail / "last-read").write_text("1795256200 ctl\n")) == "done"
     done = site.run()
     assert any(each.endswith(f"'{ALICE}'") and "by uid" in each for each in done.warnings())
     left = {path.name for path in mail.iterdir()} - {".tmp-1", ".tmp-2"}
-    assert left == {str(ALICE), f"{ALICE}.1", "full"}
-    assert len(list(mail.iterdir())) == 4, "one file that is being written"
+    assert left == {str(ALICE), f"{ALICE}.1", "full", "last-read"}
+    assert len(list(mail.iterdir())) == 5, "one file that is being written"
     assert (mail / "full").stat().st_uid == 0
     assert site.run().warnings() == []
 
