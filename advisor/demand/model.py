@@ -35,6 +35,7 @@ from advisor.demand.forecast import (
 from advisor.evaluation.power_replay import Plant
 from advisor.evaluation.power_tune import tuned_settings
 from advisor.tree_text import require_whole
+from almanac.plain_file import parse_json
 from telemetry.nodes.series import NodeSeries
 
 FORMAT = 2
@@ -146,7 +147,7 @@ def _number(value: Any) -> float:
 
 
 def _read(files: Mapping[str, str]) -> DemandModel:
-    content = json.loads(files[MODEL_FILE])
+    content = parse_json(files[MODEL_FILE].encode())
     if content["format"] != FORMAT:
         raise ValueError(f"the demand model has format {content['format']!r}, expected {FORMAT}")
     fits: dict[Key, QuantileFit] = {}

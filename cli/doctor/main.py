@@ -34,7 +34,7 @@ MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "
 
 
 @click.command("doctor")
-@click.option("--verify", is_flag=True, help="Read every file of the store, not only the newest 256 MiB.")
+@click.option("--verify", is_flag=True, help="Compare all bytes of all files of the store, not only of the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--node", "is_node", is_flag=True, help="Check only whether srun works with cli_filter.lua on this host.")
 @click.option("--host", "role", type=click.Choice(["almanac", *ROLES]),

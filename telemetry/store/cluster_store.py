@@ -118,10 +118,11 @@ class ClusterStore:
         spec = TABLES[table]
         names = list(columns) if columns is not None else spec.schema.names
         empty = pa.schema([spec.schema.field(name) for name in names]).empty_table()
-        files = self.files(table, since_s, until_s)
+        files = self.all_files(table, since_s, until_s)
         if among and spec.time_column in among:
             files = of_times(spec, files, among[spec.time_column])
-        elif among:
+        files = self.sound_files(files)
+        if among and spec.time_column not in among:
             files = of_ids(files, among)
         if not files:
             return empty

@@ -310,6 +310,42 @@ def test_doctor_names_damaged_files_of_the_store(site: CommandLine, tmp_path: An
     (found,) = [finding for finding in findings if finding["name"] == "store files"]
     assert found["status"] == "fail"
     assert found["details"]["damaged"] == [{"path": str(damaged), "reason": "no whole Parquet file"}]
+    day = damaged.parent.name.removeprefix("date=")
+    assert f"almanac ingest -S {day}T00:00:00Z -E {day}T23:59:59Z" in found["todo"]
+
+
+def test_a_command_leaves_out_a_damaged_day_names_it_and_exits_with_4(site: CommandLine, tmp_path: Any) -> None:
+    shutil.copytree(site.folder / "store", tmp_path / "store")
+    options = [
+        "--config",
+        str(site.folder / "almanac.toml"),
+        "--store",
+        str(tmp_path / "store"),
+        "jobs",
+        "-an0",
+        "--csv",
+    ]
+    before = site.raw(*options).stdout
+    damaged = sorted((tmp_path / "store" / "jobs").glob("*/*/*.parquet"))[0]
+    content = bytearray(damaged.read_bytes())
+    content[-40] ^= 1
+    damaged.write_bytes(content)
+    done = site.raw(*options)
+    assert done.returncode == 4
+    assert 0 < len(done.stdout) < len(before)
+    assert f"warning: left out: {damaged}: damaged: the checksum of its footer differs" in done.stderr
+    assert "error: 1 damaged file of the store left out" in done.stderr
+
+
+def test_a_store_file_of_brackets_or_a_fifo_is_one_line_of_error(site: CommandLine, tmp_path: Any) -> None:
+    mark = tmp_path / "store.json"
+    mark.write_text("[" * 100_000)
+    done = site.raw("--store", str(tmp_path), "jobs")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "store.json: cannot be read" in done.stderr
+    mark.unlink()
+    os.mkfifo(mark)
+    assert "not a regular file" in site.raw("--store", str(tmp_path), "jobs").stderr
 
 
 def test_doctor_says_when_prometheus_is_not_reached(site: CommandLine, tmp_path: Any) -> None:

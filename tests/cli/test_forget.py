@@ -314,3 +314,14 @@ def test_only_the_owner_removes_and_only_a_persons_own_uid(plain: Site, monkeypa
     (plain.store.root / "forgotten.json").write_text("{}")
     with pytest.raises(StoreError, match=r"forgotten\.json: cannot be read"):
         plain.store.of("c").write("jobs", plain.store.of("d").read("jobs"))
+
+
+def test_a_damaged_file_may_hold_rows_of_the_person_and_is_not_passed_over(plain: Site) -> None:
+    path = plain.store.of("d").files("job_metrics")[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    code, said = plain.forget()
+    assert code == 4
+    assert f"{path}: damaged, so what it holds of the user cannot be removed" in said
+    path.write_bytes(whole)
+    assert plain.forget()[0] == 0

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from almanac.errors import StoreError
+from almanac.errors import DamageWarning
 from telemetry.history import HISTORY, load_history, load_history_table
 from telemetry.store.schema import JOBS, TABLES
 from telemetry.store.store import Store
@@ -149,7 +149,7 @@ def test_of_a_named_user_only_the_days_of_their_jobs_are_opened(store: Store) ->
     kept = anns.read_bytes()
     anns.write_bytes(b"no Parquet")
     assert load_history(store.of("c"), user="bob")["hbm_peak_mib"].tolist() == [1.0]
-    with pytest.raises(StoreError, match=str(anns)):
+    with pytest.warns(DamageWarning, match=str(anns)):
         load_history(store.of("c"), user="ann")
     anns.write_bytes(kept)
     other.write_bytes(b"no Parquet")
@@ -167,7 +167,7 @@ def test_of_jobs_that_are_named_no_other_day_is_opened(store: Store) -> None:
     assert load_history_table(store.of("c"), ["job_id", "user"], among=among).to_pylist() == [
         {"job_id": 9, "user": "bob"}
     ]
-    with pytest.raises(StoreError):
+    with pytest.warns(DamageWarning):
         load_history_table(store.of("c"), ["job_id"])
 
 
@@ -183,8 +183,9 @@ def test_columns_of_jobs_need_no_metrics_file(store: Store, user: str | None) ->
 
 def _is_read(store: Store, name: str, user: str | None, whole: pa.Table) -> bool:
     try:
-        assert load_history_table(store.of("c"), [name], user=user)[name].equals(whole[name])
-    except StoreError:
+        again = Store.open(store.root).of("c")  # which names damage again
+        assert load_history_table(again, [name], user=user)[name].equals(whole[name])
+    except DamageWarning:  # which pytest raises
         return False
     return True
 

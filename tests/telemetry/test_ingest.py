@@ -13,7 +13,7 @@ import pytest
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.errors import ConfigError, SourceError
+from almanac.errors import ConfigError, DamageWarning, SourceError
 from almanac.records import Counts
 from telemetry.ingest import Advance, ConfiguredSources, SourceSpan, ingest_all
 from telemetry.sources.base import RowBatch
@@ -53,6 +53,22 @@ def test_a_source_that_fails_ends_no_other(tmp_path: Path, capsys: pytest.Captur
     assert shown == [("a", 5, 10, "1 rows"), ("b", 5, 10, "1 rows"), ("b 3", 5, 10, "1 rows")]
     assert sorted(store.of("c").read("jobs", ["submit_s"])["submit_s"].to_pylist()) == [0, 20, 40]
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_damaged_file_keeps_its_rows_out_and_the_watermark_where_it_is(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store").of("c")
+    ingest_all(store, [SourceSpan(Jobs("a"), 0, 10)])
+    [path] = store.files("jobs")
+    path.write_bytes(b"damaged")
+    again = Store.open(tmp_path / "store").of("c")
+    with pytest.warns(DamageWarning, match="left out"):
+        results = ingest_all(again, [SourceSpan(Jobs("a"), 5, 10), SourceSpan(Jobs("b"), DAY_S, DAY_S + 10)])
+    assert [result.left_out for result in results.values()] == [1, 0]
+    assert (again.watermark("a"), again.watermark("b")) == (5, DAY_S + 5)
+    assert again.read("jobs", ["submit_s"])["submit_s"].to_pylist() == [DAY_S]
+    path.unlink()
+    ingest_all(again, [SourceSpan(Jobs("a"), 5, 10)])
+    assert again.watermark("a") == 10
 
 
 def sources(store: Store, settings: dict[str, Any]) -> ConfiguredSources:

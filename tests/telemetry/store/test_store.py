@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -532,11 +531,10 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
     [path] = cluster.files("jobs")
     before = path.read_bytes()
 
-    def is_full(table: pa.Table, out: IO[bytes], **options: object) -> None:
-        out.write(b"PAR1 and no more")
+    def is_full(handle: int) -> None:
         raise OSError(reason, os.strerror(reason))
 
-    monkeypatch.setattr(pq, "write_table", is_full)
+    monkeypatch.setattr(os, "fsync", is_full)
     with pytest.raises(StoreError, match=f"{path}: cannot be written: {os.strerror(reason)}") as caught:
         cluster.write("jobs", pa.table({"job_id": [2], "submit_s": [20]}))
     assert "free disk space" in caught.value.hint
@@ -602,12 +600,15 @@ def test_strays_are_passed_over_and_each_is_named_once(tmp_path: Path) -> None:
 
 
 def test_a_stray_in_the_place_of_a_file_or_a_folder_is_named_by_the_write(tmp_path: Path) -> None:
-    store = Store.create(tmp_path / "store", on_strays=lambda strays: None)
+    named: list[Stray] = []
+    store = Store.create(tmp_path / "store", on_strays=named.extend)
     (store.root / "jobs" / "cluster=c" / "date=1970-01-01" / "0000.parquet").mkdir(parents=True)
     (store.root / "jobs" / "cluster=c" / "date=1970-01-02").write_text("mine")
-    for submit_s, name in ((10, "1970-01-01/0000.parquet"), (90_000, "1970-01-02")):
-        with pytest.raises(StoreError, match=name):
-            store.of("c").write("jobs", pa.table({"job_id": [1], "submit_s": [submit_s]}))
+    first, second = (pa.table({"job_id": [1], "submit_s": [submit_s]}) for submit_s in (10, 90_000))
+    assert store.of("c").write("jobs", first).left_out == 1
+    assert [(one.path.parent.name, one.reason) for one in named] == [("date=1970-01-01", "not a regular file")]
+    with pytest.raises(StoreError, match="1970-01-02"):
+        store.of("c").write("jobs", second)
     assert (store.root / "jobs" / "cluster=c" / "date=1970-01-02").read_text() == "mine"
 
 
