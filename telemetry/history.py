@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.names import SCRIPT_PREFIX, is_family, name_key
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMARISED
 from telemetry.store.cluster_store import ClusterStore
@@ -155,9 +156,17 @@ def _frame(db: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any], r
     """Through Arrow, column by column: DuckDB's own frame has each text as an object first, twice the memory."""
     rows = db.sql(sql, params=dict(params)).to_arrow_table()
     frame: pd.DataFrame = rows.to_pandas(split_blocks=True, self_destruct=True)
+    frame["name_key"] = _family_keys(frame)
     frame["tier"] = frame["tier"].astype(object).where(frame["tier"].notna(), None)
     maybe = "float64" if running else "int64"
     return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": maybe, "end_s": maybe})
+
+
+def _family_keys(frame: pd.DataFrame) -> pd.Series[Any]:
+    """The family keys by today's rule, whatever release recorded them; that of the script for a job without one."""
+    known = {key: name_key(key) for key in frame["name_key"].unique()}
+    keys, scripts = frame["name_key"].map(known), frame["script_key"]
+    return keys.where(keys.map(is_family) | ~scripts.fillna("").astype(bool), SCRIPT_PREFIX + scripts)
 
 
 class UserHistories:

@@ -11,7 +11,7 @@ from almanac.config import Tier
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
-_TEXTS = ("user", "name", "account", "partition", "qos", "constraints")
+_TEXTS = ("user", "name", "name_key", "account", "partition", "qos", "constraints")
 _COUNTS = ("gpu_count", "node_count", "cpu_count", "submit_s")
 
 
@@ -38,9 +38,9 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
 def _request(
     row: dict[str, object], limit_s: float, is_array: bool, gpu_type: str, tier: Tier | None, tiers: Sequence[Tier]
 ) -> Request:
-    """gpu_type: as recorded; where an older record does not have it, that of the tier."""
+    """gpu_type: as recorded; where an older record does not have it, that of the tier. A rule is recorded as key."""
     gres = tier.gres if tier else ""
-    known = {"job_name": row.pop("name"), **row, "is_array": is_array}
+    known = {"job_name": row.pop("name"), "rule": row.pop("name_key"), **row, "is_array": is_array}
     known["time_limit_s"] = int(limit_s) if limit_s > 0 else None
     known |= {"gpu_type": gpu_type or gres, "gres": f"gpu:{gres}:{row['gpu_count']}" if gres else ""}
     request = Request(**known)  # type: ignore[arg-type]

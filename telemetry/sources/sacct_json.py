@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from almanac.errors import RequestError
+from almanac.names import name_key
 from almanac.units import valid_unicode
 from telemetry.slurm.options import parse_options
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key
 
 _NAMELESS = "allocation"
 """slurmdbd's name for a job that has none, and for one whose start it has not stored yet."""
@@ -29,7 +30,7 @@ class JobText:
     AccountingStoreFlags=job_comment. is_packed: the same of almanac:packed, which almanac-pack adds; None without a
     comment: nobody knows whether comments are kept. partitions: the list that was asked for, of several partitions the
     job ran in one; "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05,
-    whose JSON has no submit line.
+    whose JSON has no submit line. name_key: of the name, or of the workflow's rule that the comment names.
     """
 
     name: str | None
@@ -38,6 +39,7 @@ class JobText:
     is_packed: bool | None = None
     partitions: str = ""
     script_key: str = ""
+    name_key: str | None = None
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -95,8 +97,10 @@ def _key(job: Any, cluster: str) -> tuple[int, int] | None:
 def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
     admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
+    own_name = valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None
     return JobText(
-        name=valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None,
+        name=own_name,
+        name_key=None if own_name is None else name_key(own_name, valid_unicode(own) if isinstance(own, str) else ""),
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
         is_packed=_PACKED.search(own) is not None if isinstance(own, str) and own else None,
@@ -111,7 +115,7 @@ def _script_key(job: dict[str, Any]) -> str:
         return ""
     if not (isinstance(user, str) and isinstance(submit_line, str) and isinstance(work_dir, str)):
         return ""
-    return script_key(user, submit_line, work_dir)
+    return command_key(user, submit_line, work_dir)
 
 
 def _partitions(submit_line: Any, ran_in: Any) -> str:

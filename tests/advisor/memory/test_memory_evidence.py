@@ -166,9 +166,7 @@ def test_a_completed_run_on_a_gpu_of_unknown_capacity_unmasks_nothing(history_of
     assert known([flat(0.75), unknown, flat(0.98)], history_of, config)[2] == "F"
 
 
-def test_a_program_that_starts_to_reserve_is_masked_after_three_equal_runs(
-    history_of: History, config: Config
-) -> None:
+def test_a_program_that_starts_to_reserve_is_masked_after_three_equal_runs(history_of: History, config: Config) -> None:
     """One flat peak can be what the program uses; equal ones are a reservation, and deaths of memory are none."""
     rows = [*[LOW] * 5, *[flat(0.98)] * 6]
     assert known(rows, history_of, config) == "KKKKKKKFFFF"
