@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
 from advisor.memory.evidence import SCRIPT, SIMILAR
-from almanac.names import SCRIPT_PREFIX, is_family, name_key
+from almanac.names import SCRIPT_PREFIX, is_family
 from almanac.records import Advice, Duration, ExpectedWait, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
@@ -90,11 +90,11 @@ def on_gpus(gpus: int) -> str:
 
 
 def family_text(request: Request) -> str:
-    """The job family as people read it: its key in quotes, "this script", or "this job"."""
+    """The job family as people read it: its key in quotes, or "this script"; the name of a job without a family."""
     key = request.name_key
-    if key.startswith(SCRIPT_PREFIX) and not is_family(name_key(request.job_name)):
+    if key.startswith(SCRIPT_PREFIX) and key[1:] == request.script_key:
         return "this script"
-    return f'"{printable(key)}"' if is_family(key) else "this job"
+    return f'"{printable(key)}"' if is_family(key) else f'"{printable(request.job_name, 40)}"'
 
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:

@@ -26,8 +26,6 @@ from pathlib import Path
 
 MAX_NAME_BYTES = 255
 MAX_BYTES = 64
-NAMELESS = ("", "-")
-"""Keys of jobs whose name is unknown or identifies nothing: they are no family."""
 SCRIPT_PREFIX = "="
 """A nameless job of a known script has this and its script key as family key. It is never published."""
 _UNSURE = re.compile(rb"[^\x21-\x3e\x40-\x5e\x60-\x7e]+")
@@ -64,8 +62,8 @@ def rule_key(comment: str) -> str:
 
 
 def is_family(key: str) -> bool:
-    """Return True if a key names the jobs of one kind of work, so that one of them says something of the next."""
-    return key not in NAMELESS
+    """Return True if a key names the jobs of one kind of work. Older releases recorded keys such as "#" as well."""
+    return _RUNS.search(key) is not None or key.startswith(SCRIPT_PREFIX)
 
 
 def mask(text: bytes) -> str:

@@ -164,9 +164,15 @@ def _frame(db: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any], r
 
 def _family_keys(frame: pd.DataFrame) -> pd.Series[Any]:
     """The family keys by today's rule, whatever release recorded them; that of the script for a job without one."""
-    known = {key: name_key(key) for key in frame["name_key"].unique()}
-    keys, scripts = frame["name_key"].map(known), frame["script_key"]
-    return keys.where(keys.map(is_family) | ~scripts.fillna("").astype(bool), SCRIPT_PREFIX + scripts)
+    import pandas as pd
+
+    known = {key: key and name_key(key) for key in frame["name_key"].unique()}
+    scripts = frame["script_key"].fillna("").tolist()
+    keys = [
+        own if not script or is_family(own) else SCRIPT_PREFIX + script
+        for own, script in zip(frame["name_key"].map(known), scripts, strict=True)
+    ]
+    return pd.Series(keys, frame.index, dtype=frame["name_key"].dtype)
 
 
 class UserHistories:

@@ -11,7 +11,7 @@ from almanac.config import Tier
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
-_TEXTS = ("user", "name", "name_key", "account", "partition", "qos", "constraints")
+_TEXTS = ("user", "name", "account", "partition", "qos", "constraints")
 _COUNTS = ("gpu_count", "node_count", "cpu_count", "submit_s")
 
 
@@ -24,13 +24,19 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     asked = [by_name.get(name) for name in history["tier"].fillna("").astype(str)]
     none = pd.Series("", history.index)
-    types, scripts = (history.get(name, none).fillna("").astype(str) for name in ("gpu_type_req", "script_key"))
+    maybe = ("gpu_type_req", "script_key", "name_key")
+    types, scripts, keys = (history.get(name, none).fillna("").astype(str) for name in maybe)
     return [
         _request(
-            dict(zip((*_TEXTS, *_COUNTS, "script_key"), row, strict=True)), limit_s, is_array, gpu_type, tier, tiers
+            dict(zip((*_TEXTS, *_COUNTS, "script_key", "rule"), row, strict=True)),
+            limit_s,
+            is_array,
+            gpu_type,
+            tier,
+            tiers,
         )
         for *row, limit_s, is_array, gpu_type, tier in zip(
-            *texts, *counts, scripts, limits, arrays, types, asked, strict=True
+            *texts, *counts, scripts, keys, limits, arrays, types, asked, strict=True
         )
     ]
 
@@ -40,7 +46,7 @@ def _request(
 ) -> Request:
     """gpu_type: as recorded; where an older record does not have it, that of the tier. A rule is recorded as key."""
     gres = tier.gres if tier else ""
-    known = {"job_name": row.pop("name"), "rule": row.pop("name_key"), **row, "is_array": is_array}
+    known = {"job_name": row.pop("name"), **row, "is_array": is_array}
     known["time_limit_s"] = int(limit_s) if limit_s > 0 else None
     known |= {"gpu_type": gpu_type or gres, "gres": f"gpu:{gres}:{row['gpu_count']}" if gres else ""}
     request = Request(**known)  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ class SacctSource:
             **row,
             "partition_req": partitions,
             "name": text.name,
-            "name_key": text.name_key,
+            "name_key": None if text.name is None else Request("", text.name, rule=text.rule).name_key,
             "script_key": text.script_key or None,
             "refuses_mail": None if text.name is None else text.refuses_mail,
             "is_packed": text.is_packed,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from almanac.errors import RequestError
-from almanac.names import name_key
+from almanac.names import is_family, rule_key
 from almanac.units import valid_unicode
 from telemetry.slurm.options import parse_options
 from telemetry.slurm.script_key import command_key
@@ -30,7 +30,7 @@ class JobText:
     AccountingStoreFlags=job_comment. is_packed: the same of almanac:packed, which almanac-pack adds; None without a
     comment: nobody knows whether comments are kept. partitions: the list that was asked for, of several partitions the
     job ran in one; "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05,
-    whose JSON has no submit line. name_key: of the name, or of the workflow's rule that the comment names.
+    whose JSON has no submit line. rule: key of the workflow's rule that the comment names; "" without one.
     """
 
     name: str | None
@@ -39,7 +39,7 @@ class JobText:
     is_packed: bool | None = None
     partitions: str = ""
     script_key: str = ""
-    name_key: str | None = None
+    rule: str = ""
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -97,15 +97,15 @@ def _key(job: Any, cluster: str) -> tuple[int, int] | None:
 def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
     admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
-    own_name = valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None
+    rule = rule_key(valid_unicode(own)) if isinstance(own, str) else ""
     return JobText(
-        name=own_name,
-        name_key=None if own_name is None else name_key(own_name, valid_unicode(own) if isinstance(own, str) else ""),
+        name=valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
         refuses_mail=isinstance(own, str) and _NO_MAIL.search(own) is not None,
         is_packed=_PACKED.search(own) is not None if isinstance(own, str) and own else None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),
         script_key=_script_key(job),
+        rule=rule if is_family(rule) else "",
     )
 
 

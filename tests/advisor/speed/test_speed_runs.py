@@ -87,7 +87,7 @@ def test_a_request_learns_the_times_on_the_types_that_hold_it() -> None:
     table = learn_site_speeds(jobs, config, NOW_S)
     assert table.families == {"a100": 10, "h100": 10}
     families = user_families(jobs[jobs["user"] == "ann"], table, config, NOW_S)
-    request = Request(user="ann", job_name="job-7", gpu_count=4, submit_s=NOW_S)
+    request = Request(user="ann", job_name="train-7", gpu_count=4, submit_s=NOW_S)
     told = {each.gpu_type: each for each in request_times(request, families, table, None, config)}
     assert told["h100"].source == "other families"
     assert told["h100"].run_s == pytest.approx(667, rel=0.1)
