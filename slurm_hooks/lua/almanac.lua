@@ -232,7 +232,8 @@ for letter = 65, 90 do
   LOWER[string.char(letter)] = string.char(letter + 32)
 end
 
--- The letters that mostly follow each letter in words, and the words that name no work (generic_names.txt).
+-- The letters that mostly follow each letter in words, and the words and beginnings of names that
+-- identify no work (generic_names.txt).
 local FOLLOWERS = {
   a = "abcdefghijklmnoprstuvwxyz", b = "abcdeilmoprstuy", c = "acdefhiklmoprstuy", d = "abcdefgijklmnoprstuy",
   e = "abcdefghiklmnopqrstuvwxyz", f = "acefilmorstuy", g = "abcdeghilmnoprstuy", h = "acdeilmoprstuy",
@@ -241,31 +242,24 @@ local FOLLOWERS = {
   q = "lu", r = "abcdefgiklmnoprstuvy", s = "abcdefghiklmnopqrstuvwy", t = "abcdefghiklmnoprstuvwxy",
   u = "abcdefgiklmnprstx", v = "aeios", w = "aehilnors", x = "aceilmpsty", y = "abcdefghilmnoprstuvw", z = "aeioyz",
 }
+local BEGINNINGS = { "sys/dashboard/", "ondemand/", "spawner-", "jupyterhub-", "parsl." }
 local GENERIC = [[
-sbatch wrap interactive stdin nojobname noname unnamed untitled none null default nan unknown bash sh zsh ksh csh tcsh
-dash fish env python ipython perl julia matlab rscript java node srun salloc mpirun mpiexec orted hydra pmi proxy
-torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container uv conda exec launch
-launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate gnome vnc novnc apps
-app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel kernel rstudio server
-vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console dask worker workers
-scheduler ray head parsl auto block blocks submitit executor pilot fw fireworks snakemake snakejob smk nextflow nf
-cromwell toil luigi workflow pipeline rule wildcards job jobs jobname myjob my run runs task tasks array test tests
-testing debug demo example hello world try trial tmp temp foo bar baz qux asdf aaa abc xxx xyz script scripts submit
-submission slurm pbs sge lsf queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and of for with on at by in
-to or is it an name id no nr num number ver version rev part step steps iter iteration idx index set jan feb mar apr
-may jun jul aug sep sept oct nov dec january february march april june july august september october november december
-mon tue tues wed thu thur thurs fri sat sun monday tuesday wednesday thursday friday saturday sunday am pm utc gmt cet
-cest est edt pst pdt st nd rd th date time today day week month year now hour hours hr hrs min mins sec secs uuid guid
-hash sha uid pid ulid ksuid sys/dashboard/* ondemand/* spawner-* jupyterhub-* parsl.*
+ sbatch wrap interactive stdin nojobname noname unnamed untitled none null default nan unknown bash sh zsh ksh csh 
+ tcsh dash fish env python ipython perl julia matlab rscript java node srun salloc mpirun mpiexec orted hydra pmi 
+ proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container uv conda exec 
+ launch launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate gnome vnc 
+ novnc apps app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel kernel 
+ rstudio server vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console dask 
+ worker workers scheduler ray head parsl auto block blocks submitit executor pilot fw fireworks snakemake snakejob 
+ smk nextflow nf cromwell toil luigi workflow pipeline rule wildcards job jobs jobname myjob my run runs task tasks 
+ array test tests testing debug demo example hello world try trial tmp temp foo bar baz qux asdf aaa abc xxx xyz 
+ script scripts submit submission slurm pbs sge lsf queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and 
+ of for with on at by in to or is it an name id no nr num number ver version rev part step steps iter iteration idx 
+ index set jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august 
+ september october november december mon tue tues wed thu thur thurs fri sat sun monday tuesday wednesday thursday 
+ friday saturday sunday am pm utc gmt cet cest est edt pst pdt st nd rd th date time today day week month year now 
+ hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid ksuid 
 ]]
-local generic, beginnings = {}, {}
-for word in gmatch(GENERIC, "%S+") do
-  if sub(word, -1) == "*" then
-    beginnings[#beginnings + 1] = sub(word, 1, -2)
-  else
-    generic[word] = true
-  end
-end
 
 -- Whether at least three pairs of letters of a word, and a sixth of all, are rare in words.
 local function is_random(word)
@@ -294,7 +288,7 @@ end
 
 -- Whether a word of a key is more than a generic name, a part of a hash, or a single letter.
 local function identifies(key)
-  for _, beginning in ipairs(beginnings) do
+  for _, beginning in ipairs(BEGINNINGS) do
     if sub(key, 1, #beginning) == beginning then
       return false
     end
@@ -302,7 +296,8 @@ local function identifies(key)
   for token in gmatch(key, "[a-z#]+") do
     local least = find(token, "#", 1, true) and 4 or 2
     for run in gmatch(token, "[a-z]+") do
-      if #run >= 2 and not generic[run] and (#run >= least or find(run, "[^a-f]")) then
+      local is_long = #run >= least or (#run >= 2 and find(run, "[^a-f]"))
+      if is_long and not find(GENERIC, " " .. run .. " ", 1, true) then
         return true
       end
     end
