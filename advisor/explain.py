@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from advisor.decisions import tier as reasons
 from advisor.memory.evidence import SCRIPT, SIMILAR
-from almanac.names import name_key
+from almanac.names import SCRIPT_PREFIX, is_family
 from almanac.records import Advice, Duration, ExpectedWait, MemoryBound, Request, TierAdvice
 from almanac.units import format_count, format_duration, format_gib, printable
 
@@ -72,10 +72,11 @@ def _no_bound_line(advice: Advice) -> str:
     if tier.reason == reasons.RAN_OUT and evidence is not None and evidence.ran_out_mib is not None:
         return f"almanac: {with_tier(tier, _ran_out_text(advice))}"
     why = f": {reason}" if (reason := why_no_advice(advice)) else ""
+    family = family_text(advice.request)
     if tier.reason == reasons.PAUSED:
         until = _date((evidence.paused_until_s if evidence else None) or 0)
-        return f"almanac: check the last runs of {_family(advice)}{why}. Its memory advice is paused until {until}."
-    return f"almanac: no advice yet for {_family(advice)}{on_gpus(advice.request.gpu_count)}{why}."
+        return f"almanac: check the last runs of {family}{why}. Its memory advice is paused until {until}."
+    return f"almanac: no advice yet for {family}{on_gpus(advice.request.gpu_count)}{why}."
 
 
 def why_no_advice(advice: Advice) -> str:
@@ -88,13 +89,18 @@ def on_gpus(gpus: int) -> str:
     return f" on {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
-def _family(advice: Advice) -> str:
-    return f'"{printable(name_key(advice.request.job_name))}"'
+def family_text(request: Request) -> str:
+    """The job family as people read it: its key in quotes, or "this script"; the name of a job without a family."""
+    key = request.name_key
+    if key.startswith(SCRIPT_PREFIX) and key[1:] == request.script_key:
+        return "this script"
+    return f'"{printable(key)}"' if is_family(key) else f'"{printable(request.job_name, 40)}"'
 
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
-    like = "names like " if bound.scope == SIMILAR else ""
-    what = "this script" if bound.scope == SCRIPT else f"{like}{_family(advice)}"
+    family = family_text(advice.request)
+    like = "names like " if bound.scope == SIMILAR and family.startswith('"') else ""
+    what = "this script" if bound.scope == SCRIPT else f"{like}{family}"
     runs = f"your last {bound.runs} runs of {what} peaked at {format_gib(bound.highest_mib)} per GPU"
     one_in = f"about 1 in {format_count(_jobs_per_exceedance(bound.risk))}"
     if bound.bound_mib is None or not advice.tier.holds_bound:
@@ -133,7 +139,7 @@ def short_text(advice: Advice) -> str:
 
 def _ran_out_text(advice: Advice) -> str:
     capacity_mib = (advice.evidence.ran_out_mib if advice.evidence else None) or 0.0
-    return f"a run of {_family(advice)} seems to have run out of memory on {format_gib(capacity_mib)} GPUs."
+    return f"a run of {family_text(advice.request)} seems to have run out of memory on {format_gib(capacity_mib)} GPUs."
 
 
 def _jobs_per_exceedance(risk: float) -> int:
@@ -332,7 +338,7 @@ def to_json(advice: Advice) -> dict[str, object]:
 
 def request_table(request: Request) -> dict[str, object]:
     names = ("gpu_count", "node_count", "constraints", "partition", "time_limit_s")
-    own = {"user": request.user, "job_name": request.job_name, "name_key": name_key(request.job_name)}
+    own = {"user": request.user, "job_name": request.job_name, "name_key": request.name_key}
     return {**own, **{name: getattr(request, name) for name in names}}
 
 

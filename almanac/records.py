@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from almanac.names import SCRIPT_PREFIX, is_family, name_key
+
 SITE_FACTOR_KEY = "term"
 """Key of the site factor in JSON output and published files. Their readers expect this name."""
 DurationCase = Literal["name", "user", "user, any size", "site", "site, any size"]
@@ -56,7 +58,8 @@ class Counts:
 class Request:
     """One submission, as known at submit time. Counts are of the whole job (one array task).
 
-    script_key: of telemetry.slurm.script_key; "" where no script is known. gpu_options: options but --gres that name
+    script_key: of telemetry.slurm.script_key; "" where no script is known. rule: key of the workflow's rule that the
+    job's comment names (almanac.names.rule_key); "" or "-" without one. gpu_options: options but --gres that name
     GPUs, with their texts. may_use_more: the job can get more GPUs than gpu_count, or whole nodes, because its numbers
     of nodes and tasks leave that open.
     """
@@ -78,6 +81,15 @@ class Request:
     script_key: str = ""
     gpu_options: tuple[tuple[str, str], ...] = ()
     may_use_more: bool = False
+    rule: str = ""
+
+    @property
+    def name_key(self) -> str:
+        """The family key: of the name, else of the rule, else of the script; "-" is no family."""
+        own = name_key(self.job_name)
+        if is_family(own):
+            return own
+        return self.rule if is_family(self.rule) else f"{SCRIPT_PREFIX}{self.script_key}" if self.script_key else own
 
     @property
     def is_one_gpu(self) -> bool:

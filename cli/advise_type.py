@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from almanac.errors import AlmanacError
-from almanac.names import name_key
 from cli.app import App
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def published_finding(app: App, request: Request) -> TypeFinding | None:
 
     root = app.config.hooks.advice_dir
     own = usable_times(f"{root}/user/{os.getuid()}/{NAME}", app.now_s())
-    family = name_key(request.job_name), request.gpu_count
+    family = request.name_key, request.gpu_count
     return _finding(app, request, own.times.get(family, ()) if own else ())
 
 

@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.names import SCRIPT_PREFIX, is_family, name_key
 from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.metrics.data_quality import LOW_COVERAGE, NO_TELEMETRY, NOT_SUMMARISED
 from telemetry.metrics.preallocation import reserved_share_sql
@@ -173,9 +174,23 @@ def _frame(db: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any], r
     """Through Arrow, column by column: DuckDB's own frame has each text as an object first, twice the memory."""
     rows = db.sql(sql, params=dict(params)).to_arrow_table()
     frame: pd.DataFrame = rows.to_pandas(split_blocks=True, self_destruct=True)
+    frame["name_key"] = _family_keys(frame)
     frame["tier"] = frame["tier"].astype(object).where(frame["tier"].notna(), None)
     maybe = "float64" if running else "int64"
     return frame.astype({"job_id": "int64", "submit_s": "int64", "start_s": maybe, "end_s": maybe})
+
+
+def _family_keys(frame: pd.DataFrame) -> pd.Series[Any]:
+    """The family keys by today's rule, whatever release recorded them; that of the script for a job without one."""
+    import pandas as pd
+
+    known = {key: key and name_key(key) for key in frame["name_key"].unique()}
+    scripts = frame["script_key"].fillna("").tolist()
+    keys = [
+        own if not script or is_family(own) else SCRIPT_PREFIX + script
+        for own, script in zip(frame["name_key"].map(known), scripts, strict=True)
+    ]
+    return pd.Series(keys, frame.index, dtype=frame["name_key"].dtype)
 
 
 class UserHistories:

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from almanac.names import name_key
 from telemetry.slurm.backend import PendingJob
 from telemetry.store.cluster_store import ClusterStore
 
@@ -70,7 +69,7 @@ def pending_run_s(store: ClusterStore, pending: Sequence[PendingJob], now_s: int
         return {}
     rows = [
         {
-            "user": job.user.encode(errors="replace").decode(), "name_key": name_key(job.name),
+            "user": job.user.encode(errors="replace").decode(), "name_key": job.request().name_key,
             "gpus": max(0, job.gpu_count), "submit_s": job.submit_s, "time_limit_s": job.time_limit_s or 0,
         }
         for job in pending

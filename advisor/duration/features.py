@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from almanac.config import Tier
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
@@ -104,7 +103,7 @@ def submission_of(request: Request, tiers: Sequence[Tier]) -> Submission:
         account=request.account,
         partition=request.partition,
         qos=request.qos,
-        name_key=name_key(request.job_name),
+        name_key=request.name_key,
         tier=tier.name if tier else "",
         gpu_count=request.gpu_count,
         node_count=request.node_count,

@@ -22,6 +22,7 @@ from rapidfuzz.distance import Levenshtein
 from advisor.duration.features import EndedJob, Submission, outcomes, texts_of
 from advisor.duration.past import by_number
 from almanac.config import Rolling
+from almanac.names import is_family
 from almanac.records import DurationCase
 
 MAX_FAMILIES = 400
@@ -190,7 +191,7 @@ class RollingEstimator:
         user = self._users.get(job.user)
         if user is None:
             return self.site.estimate(job.gpu_count, "site")
-        matched = user.similar(job.name_key, self._config.similarity)
+        matched = user.similar(job.name_key, self._config.similarity) if is_family(job.name_key) else []
         if not matched:
             return user.means.estimate(job.gpu_count, "user")
         durations = user.newest(matched, self._config.max_runs)

@@ -24,13 +24,19 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     asked = [by_name.get(name) for name in history["tier"].fillna("").astype(str)]
     none = pd.Series("", history.index)
-    types, scripts = (history.get(name, none).fillna("").astype(str) for name in ("gpu_type_req", "script_key"))
+    maybe = ("gpu_type_req", "script_key", "name_key")
+    types, scripts, keys = (history.get(name, none).fillna("").astype(str) for name in maybe)
     return [
         _request(
-            dict(zip((*_TEXTS, *_COUNTS, "script_key"), row, strict=True)), limit_s, is_array, gpu_type, tier, tiers
+            dict(zip((*_TEXTS, *_COUNTS, "script_key", "rule"), row, strict=True)),
+            limit_s,
+            is_array,
+            gpu_type,
+            tier,
+            tiers,
         )
         for *row, limit_s, is_array, gpu_type, tier in zip(
-            *texts, *counts, scripts, limits, arrays, types, asked, strict=True
+            *texts, *counts, scripts, keys, limits, arrays, types, asked, strict=True
         )
     ]
 
@@ -38,7 +44,7 @@ def recorded_requests(history: pd.DataFrame, tiers: Sequence[Tier]) -> list[Requ
 def _request(
     row: dict[str, object], limit_s: float, is_array: bool, gpu_type: str, tier: Tier | None, tiers: Sequence[Tier]
 ) -> Request:
-    """gpu_type: as recorded; where an older record does not have it, that of the tier."""
+    """gpu_type: as recorded; where an older record does not have it, that of the tier. A rule is recorded as key."""
     gres = tier.gres if tier else ""
     known = {"job_name": row.pop("name"), **row, "is_array": is_array}
     known["time_limit_s"] = int(limit_s) if limit_s > 0 else None

@@ -18,9 +18,8 @@ from advisor.memory.peaks import MAYBE_PREALLOCATED, PACKED, PREALLOCATED, Run, 
 from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
+from almanac.names import is_family
 
-NAMELESS = ("", "-")
-"""Keys of jobs whose name is unknown or empty: they are no family."""
 RETRY_S = 14 * 86_400
 
 
@@ -97,7 +96,7 @@ class PeakStore:
         return evidence if of_script is None or of_script.runs < self._config.min_runs else of_script
 
     def _of_name(self, user: UserPeaks, job: Submission, now_s: int) -> Evidence:
-        if job.name_key in NAMELESS:
+        if not is_family(job.name_key):
             return Evidence(FAMILY, now_s)
         since_s = now_s - self._config.history_days * 86_400
         known = user.read if job.name_key in user.families else user.read_of_new

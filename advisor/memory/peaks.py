@@ -219,9 +219,9 @@ class _Use:
     def _is_need(self, record: _Record, capacity_mib: float, is_failed: bool, config: AdviceSection) -> bool:
         """Return True if the highest sample is the job's own use, although its verdict or its flat peak hide that.
 
-        A flat peak is own use if the family shows use, unless the run ended well at the share of the `needed` flat
-        runs: then the family reserves memory again. So is that of a run that failed near the capacity, flat or short,
-        unless the family reserves: such a run has died of memory.
+        A flat peak is own use if the family shows use, unless it ended well as one of `needed` runs at one share: then
+        the family reserves memory again. So is that of a run that failed near the capacity, flat or short, unless the
+        family reserves: such a run has died of memory.
         """
         if not 0 < record.highest_mib < math.inf:
             return False

@@ -15,11 +15,12 @@ from advisor.decisions.packing import NO_BOUND, PackingFamily, PackingRules, dec
 from advisor.duration.features import Submission, is_packed, submissions, submitted_by, texts_of
 from advisor.memory.bound import shared_bounds_mib
 from advisor.memory.calibration import Calibration
-from advisor.memory.peak_store import NAMELESS, PeakStore, remember_peaks
+from advisor.memory.peak_store import PeakStore, remember_peaks
 from advisor.memory.peaks import ENDED_WELL, INFORMATIVE
 from advisor.packing.partners import MOST_FAMILIES
 from almanac.config import Config
 from almanac.mig import profile_name
+from almanac.names import SCRIPT_PREFIX, is_family
 from telemetry.metrics.data_quality import OK
 
 Floats = npt.NDArray[np.float64]
@@ -75,7 +76,11 @@ def packing_families(
 def _newest_runs(known: pd.DataFrame, since_s: int) -> pd.DataFrame:
     """The newest runs of the newest families, oldest end first."""
     names = known["name_key"]
-    is_named = ~names.isin(NAMELESS) & ~names.str.startswith(PACKED) & known["user"].fillna("").ne("")
+    is_named = (
+        names.map(is_family).astype(bool)
+        & ~names.str.startswith((PACKED, SCRIPT_PREFIX))
+        & known["user"].fillna("").ne("")
+    )
     is_run = ((known["end_s"] >= since_s) & (known["gpu_count"] >= 1) & is_named).to_numpy(dtype=bool)
     runs = known[is_run & ~is_packed(known)].sort_values(["end_s", "job_id", "submit_s"], kind="stable")
     ends = runs.groupby(_FAMILY, sort=False)["end_s"].max().sort_values(ascending=False, kind="stable")

@@ -11,7 +11,6 @@ from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.partners import packing_alone
 from almanac.config import Config, Tier
 from almanac.mig import profile_name
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.tiers import names_any_tier, requested_tier
 from almanac.units import DAY_S
@@ -43,7 +42,7 @@ def packing_of_request(
     An array shares with itself where it can; any other submission with the partner that promises the most work.
     advised_tier: name of the memory tier that the same submission is advised to ask for; the jobs must fit there, too.
     """
-    key = request.user, name_key(request.job_name), request.gpu_count
+    key = request.user, request.name_key, request.gpu_count
     own = next((family for family in families if family.key == key), None)
     if own is None:
         return None

@@ -13,6 +13,7 @@ import pandas as pd
 from advisor.duration.features import is_packed, texts_of
 from advisor.speed.gpu_types import GpuTypes
 from advisor.speed.specifications import RunProfile
+from almanac.names import is_family
 from telemetry.history import load_history_table
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.data_quality import OK
@@ -90,7 +91,7 @@ def runs_of(jobs: pd.DataFrame, types: GpuTypes) -> list[SpeedRun | None]:
 
 
 def _run(gpu_type: str, text: Mapping[str, str], number: Mapping[str, float], has_fault: bool) -> SpeedRun | None:
-    if math.isnan(number["end_s"]) or not number["gpu_count"] >= 1:
+    if math.isnan(number["end_s"]) or not number["gpu_count"] >= 1 or not is_family(text["name_key"]):
         return None
     family = FamilyKey(text["user"], text["name_key"], int(number["gpu_count"]))
     log_s = _log(number["elapsed_s"]) if text["state"] == "COMPLETED" else math.nan

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from advisor.decisions.packing import PackingAdvice
 from advisor.packing.text import packing_command, packing_evidence, packing_headline, packing_sentence
 from almanac.config import Config
-from almanac.names import name_key
 from almanac.records import Advice, Request
 from reports.job.rules import Fact
 
@@ -39,7 +38,7 @@ def packing_by_run(
     found = {}
     for run, advice in asked.items():
         # The tasks of an array ask for the same.
-        request = replace(advice.request, job_name=name_key(advice.request.job_name), submit_s=0, script_key="")
+        request = replace(advice.request, job_name=advice.request.name_key, submit_s=0, script_key="", rule="")
         key = replace(request, time_limit_s=None), advice.tier.tier
         if key not in known:
             each = packing_of_request(key[0], families, rules, config.tiers, now_s, key[1])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from almanac.names import is_family
 from almanac.units import counted, format_count, format_duration, printable
 from reports.job.conclusions import Conclusions, Suggestion, conclude
 from reports.job.context import JobContext
@@ -119,7 +120,9 @@ class JobFamily:
     def name(self) -> str:
         """The name of its jobs, or the masked name if they have several."""
         names = {job.name for job in self.jobs}
-        return printable((names.pop() if len(names) == 1 else self.first.name_key) or "no name", 40)
+        if len(names) == 1:
+            return printable(names.pop() or "no name", 40)
+        return printable(self.first.name_key, 40) if is_family(self.first.name_key) else "jobs of several names"
 
     @property
     def gpus(self) -> str:

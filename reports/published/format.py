@@ -223,7 +223,7 @@ def _tier_row(tier: Tier) -> dict[str, Any]:
 def _advice_row(advice: Advice) -> dict[str, Any]:
     """An advice as plain values, without what no report shows and older programs do not know."""
     values = asdict(advice)
-    for name in ("script_key", "gpu_options", "may_use_more"):
+    for name in ("script_key", "gpu_options", "may_use_more", "rule"):
         del values["request"][name]
     for name in ("slow_down", "no_slice"):
         if not values["tier"][name]:

@@ -29,7 +29,8 @@ _FAULTS = f"""
 CREATE TEMP TABLE faults AS
 WITH failed AS (
   SELECT job_id, submit_s, gpu_hours AS failed_h FROM runs
-  WHERE (starts_with(state, 'FAILED') OR starts_with(state, 'OUT_OF_MEMORY')) AND name_key <> '' AND {_OF_SITE}
+  WHERE (starts_with(state, 'FAILED') OR starts_with(state, 'OUT_OF_MEMORY')) AND {_OF_SITE}
+    AND regexp_matches(name_key, '[a-z]')
   QUALIFY count(*) OVER (PARTITION BY "user", name_key, gpus) >= {FAILED_RUNS}
     AND row_number() OVER (PARTITION BY "user", name_key, gpus ORDER BY submit_s, job_id) > 1),
 parts AS (

@@ -14,7 +14,6 @@ from advisor.packing.partners import packing_alone
 from advisor.packing.text import packing_command, packing_sentence, packing_time
 from advisor.service import Trained
 from almanac.config import Config
-from almanac.names import name_key
 from slurm_hooks.advice.packing_file import PackingRow, render_packing
 
 SHARED_GPUS = 1
@@ -44,7 +43,7 @@ def _row(advice: PackingAdvice) -> PackingRow:
     family = advice.members[0]
     need_mib = math.ceil((advice.needed_mib or 0.0) + advice.rules.headroom_mib)
     text = f"{packing_sentence(advice)} {packing_time(advice)} Use: {packing_command(advice)}"
-    return PackingRow(name_key(family.name_key), family.gpu_count, need_mib, text)
+    return PackingRow(family.name_key, family.gpu_count, need_mib, text)
 
 
 def packing_content(rows: Sequence[PackingRow], expires_s: int) -> bytes | None:

@@ -20,14 +20,13 @@ from advisor.evaluation.recorded import recorded_requests
 from advisor.explain import short_text, why_no_advice
 from advisor.service import Trained, advise_many
 from almanac.config import Config
-from almanac.names import name_key
+from almanac.names import SCRIPT_PREFIX, is_family
 from almanac.records import Advice, ExpectedWait, Request
 from almanac.units import DAY_S, format_duration
 from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, RowKind, render_row
 from slurm_hooks.advice.packing import packing_rows
 from slurm_hooks.advice.packing_file import PackingRow
 
-NAMELESS = ("", "-")
 MAX_GPU_COUNTS = 100
 SITE_JOBS = 100
 """Newest jobs of a GPU count whose median prediction stands for a stranger's."""
@@ -58,7 +57,7 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
     recent = history[(history["submit_s"] >= since_s) & (history["submit_s"] < now_s)]
     newest = recent.sort_values(["submit_s", "job_id"], ascending=False)
     families = newest.drop_duplicates(["user", "name_key", "gpu_count"])
-    families = families[~families["name_key"].isin(NAMELESS)]
+    families = families[[is_family(key) and not key.startswith(SCRIPT_PREFIX) for key in families["name_key"]]]
     fits = _could_fit(families)
     sizes = newest.drop_duplicates(["user", "gpu_count"])
     sizes = sizes[sizes.groupby("user").cumcount() < MAX_GPU_COUNTS]
@@ -135,7 +134,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
         FAMILY,
         predicted_s,
         priority.site_factor,
-        name_key(advice.request.job_name),
+        advice.request.name_key,
         gpus,
         _stated_mib(advice),
         tier,

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
-from advisor.explain import NO_GPU_LINE, on_gpus, request_table, tier_table, with_tier, wrapped
-from almanac.names import name_key
+from advisor.explain import NO_GPU_LINE, family_text, on_gpus, request_table, tier_table, with_tier, wrapped
 from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
 from almanac.tiers import requested_tier
-from almanac.units import format_count, format_duration, format_gib, format_moment, printable
+from almanac.units import format_count, format_duration, format_gib, format_moment
 from slurm_hooks.advice.file import SITE, USER, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
 
@@ -35,7 +34,7 @@ class Shown:
 def from_files(request: Request, user: AdviceFile | None, site: AdviceFile | None) -> Shown:
     if request.gpu_count <= 0:
         return Shown(request, None, TierAdvice(None, NO_GPU))
-    found = look_up(user, site, name_key(request.job_name), request.gpu_count)
+    found = look_up(user, site, request.name_key, request.gpu_count)
     return Shown(request, found, tier_for(request, found.row, found.file) if found else TierAdvice(None, NO_EVIDENCE))
 
 
@@ -84,7 +83,7 @@ def _time(row: Row, gpus: int) -> str:
 
 
 def _memory_line(shown: Shown, row: Row | None) -> str:
-    family = f'"{printable(name_key(shown.request.job_name))}"'
+    family = family_text(shown.request)
     if row is None or (row.bound_mib is None and not row.text):
         why = f": {row.why_not}" if row and row.why_not else ""
         return f"almanac: no advice yet for {family}{on_gpus(shown.request.gpu_count)}{why}."

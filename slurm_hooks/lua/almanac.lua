@@ -232,23 +232,115 @@ for letter = 65, 90 do
   LOWER[string.char(letter)] = string.char(letter + 32)
 end
 
-local function mask_word(word)
-  if #word >= 8 and not find(word, "[^0-9a-f]") and find(word, "[0-9]") and find(word, "[a-f]") then
-    return "#"
+-- The letters that mostly follow each letter in words, and the words and beginnings of names that
+-- identify no work (generic_names.txt).
+local FOLLOWERS = {
+  a = "abcdefghijklmnoprstuvwxyz", b = "abcdeilmoprstuy", c = "acdefhiklmoprstuy", d = "abcdefgijklmnoprstuy",
+  e = "abcdefghiklmnopqrstuvwxyz", f = "acefilmorstuy", g = "abcdeghilmnoprstuy", h = "acdeilmoprstuy",
+  i = "abcdefgiklmnopqrstuvxz", j = "aeiosu", k = "acdegilmoprstuy", l = "abcdefgiklmoprstuvy",
+  m = "abcdefgilmnoprstuy", n = "abcdefghijklmnoprstuvy", o = "abcdefghijklmnoprstuvwxy", p = "acdefghiklmoprstuy",
+  q = "lu", r = "abcdefgiklmnoprstuvy", s = "abcdefghiklmnopqrstuvwy", t = "abcdefghiklmnoprstuvwxy",
+  u = "abcdefgiklmnprstx", v = "aeios", w = "aehilnors", x = "aceilmpsty", y = "abcdefghilmnoprstuvw", z = "aeioyz",
+}
+local BEGINNINGS = { "sys/dashboard/", "ondemand/", "spawner-", "jupyterhub-", "parsl." }
+local GENERIC = [[
+ sbatch wrap interactive stdin nojobname noname unnamed untitled none null default nan unknown bash sh zsh ksh csh 
+ tcsh dash fish env python ipython perl julia matlab rscript java node srun salloc mpirun mpiexec orted hydra pmi 
+ proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container uv conda exec 
+ launch launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate gnome vnc 
+ novnc apps app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel kernel 
+ rstudio server vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console dask 
+ worker workers scheduler ray head parsl auto block blocks submitit executor pilot fw fireworks snakemake snakejob 
+ smk nextflow nf cromwell toil luigi workflow pipeline rule wildcards job jobs jobname myjob my run runs task tasks 
+ array test tests testing debug demo example hello world try trial tmp temp foo bar baz qux asdf aaa abc xxx xyz 
+ script scripts submit submission slurm pbs sge lsf queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and 
+ of for with on at by in to or is it an name id no nr num number ver version rev part step steps iter iteration idx 
+ index set jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august 
+ september october november december mon tue tues wed thu thur thurs fri sat sun monday tuesday wednesday thursday 
+ friday saturday sunday am pm utc gmt cet cest est edt pst pdt st nd rd th date time today day week month year now 
+ hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid ksuid 
+]]
+
+-- Whether at least three pairs of letters of a word, and a sixth of all, are rare in words.
+local function is_random(word)
+  local pairs_, rare = 0, 0
+  for run in gmatch(word, "[a-z]+") do
+    pairs_ = pairs_ + #run - 1
+    for at = 1, #run - 1 do
+      if not find(FOLLOWERS[sub(run, at, at)], sub(run, at + 1, at + 1), 1, true) then
+        rare = rare + 1
+      end
+    end
   end
+  return rare >= 3 and 6 * rare >= pairs_
 end
 
--- The family key of a job name.
-function M.name_key(name)
-  local key = gsub(gsub(sub(name, 1, 255), "[^!->@-^`-~]+", "_"), "[A-Z]", LOWER)
+local function mask_word(word)
+  if #word < 6 or not find(word, "[0-9]") or not find(word, "[a-z]") then
+    return nil
+  end
+  local is_mixed = find(word, "[a-z][0-9]+[a-z]") or find(word, "[0-9][a-z]+[0-9]")
+  if not find(word, "[^0-9a-f]") then
+    return (#word >= 8 or is_mixed) and "#" or nil
+  end
+  return #word >= 10 and is_mixed and is_random(word) and "#" or nil
+end
+
+-- Whether a word of a key is more than a generic name, a part of a hash, or a single letter.
+local function identifies(key)
+  for _, beginning in ipairs(BEGINNINGS) do
+    if sub(key, 1, #beginning) == beginning then
+      return false
+    end
+  end
+  for token in gmatch(key, "[a-z#]+") do
+    local least = find(token, "#", 1, true) and 4 or 2
+    for run in gmatch(token, "[a-z]+") do
+      local is_long = #run >= least or (#run >= 2 and find(run, "[^a-f]"))
+      if is_long and not find(GENERIC, " " .. run .. " ", 1, true) then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+local function own_key(name)
+  local key = gsub(gsub(match(name, "^nf%-([^(]+)_%(") or name, "[^!->@-^`-~]+", "_"), "[A-Z]", LOWER)
   key = gsub(gsub(key, UUID, "#"), "[0-9a-z]+", mask_word)
   key = sub(gsub(key, "[0-9]+", "#"), 1, 64)
-  return key ~= "" and key or "-"
+  return identifies(key) and key or "-"
 end
 
--- The key under which a submission's name stands in advice: slurmdbd keeps a double quote as a backtick.
-function M.job_key(name)
-  return M.name_key((gsub(name or "", '"', "`")))
+-- The rule or process that a workflow manager's comment names; "" in any other comment.
+local function rule_of(comment)
+  local rule = match(comment, "^rule_(.*)$")
+  if rule then
+    local at = find(rule, "_wildcards_", 1, true)
+    return at and sub(rule, 1, at - 1) or rule
+  end
+  local process = match(comment, "^[A-Z][A-Z0-9_:]*")
+  if process and match(process, "^[A-Z0-9_]+:[A-Z]") then
+    return process
+  end
+  return sub(comment, 1, 3) == "nf-" and comment or ""
+end
+
+-- The family key of a job name, or of the workflow's rule in the comment; "-" is no family.
+function M.name_key(name, comment)
+  local key = own_key(sub(name, 1, 255))
+  if key == "-" and comment then
+    key = own_key(rule_of(sub(comment, 1, 255)))
+  end
+  return key
+end
+
+-- The key under which a submission stands in advice: slurmdbd keeps a double quote as a backtick.
+function M.job_key(name, comment)
+  local function stored(text)
+    return (gsub(sub(type(text) == "string" and text or "", 1, 255), '"', "`"))
+  end
+  return M.name_key(stored(name), stored(comment))
 end
 
 -- GPU requests (almanac/tres.py, telemetry/slurm/sbatch.py):

@@ -220,7 +220,7 @@ local function type_proposal(almanac, tiers, options, request, now, root, own, l
   if not waits then
     return nil
   end
-  local key = almanac.job_key(M.job_name(options))
+  local key = almanac.job_key(M.job_name(options), options["comment"])
   request.node_count = tonumber(match(tostring(options["nodes"] or ""), "^%d+")) or 1
   request.time_limit_s = dofile(lua_dir .. "offer.lua").seconds(tostring(options["time"] or ""))
   local times = types.parse_times(almanac.slurp(own .. "/times") or "", now, key, request.gpu_count)
@@ -247,7 +247,7 @@ local function note_packing(modules, tiers, options, request, advice, now, own)
   local text = modules.almanac.slurp(own .. "/packing")
   local packing = text and dofile(modules.dir .. "packing.lua")
   local name = M.job_name(options)
-  local key = modules.almanac.job_key(name)
+  local key = modules.almanac.job_key(name, options["comment"])
   local row = packing and packing.parse(text, now, key, request.gpu_count)
   if not row or string.find(key, packing.PROGRAM, 1, true) == 1 or not packing.fits(tiers, request, advice.tiers, row)
     or not packing.is_sweep(options["array"]) or packs(modules.almanac, options, packing.PROGRAM) then
@@ -288,7 +288,7 @@ function M.run(options, mode, advice_dir, lua_dir, offset)
     return
   end
   local proposal = dofile(lua_dir .. "proposal.lua")
-  local row = almanac.find(advice, almanac.job_key(M.job_name(options)), request.gpu_count)
+  local row = almanac.find(advice, almanac.job_key(M.job_name(options), options["comment"]), request.gpu_count)
   local tiers = dofile(lua_dir .. "tiers.lua")
   local modules = { almanac = almanac, proposal = proposal, dir = lua_dir }
   local finders = {

@@ -36,7 +36,7 @@ end
 -- The row for a submission, its file, and its key; the row is nil where no file has one.
 local function look_up(almanac, dir, uid, job, gpus, now)
   local user = almanac.read_advice(string.format("%s/sched/%d", dir, uid), now)
-  local key = almanac.job_key(job.name)
+  local key = almanac.job_key(job.name, job.comment)
   if user then
     local row = almanac.find(user, key, gpus)
     if row then

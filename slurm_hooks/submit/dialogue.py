@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from almanac.errors import RequestError
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.submit_config import Hooks, SubmitMode
 from almanac.tiers import Rewrite
@@ -153,7 +152,7 @@ def _type_proposal(request: Request, root: str, own: str, now_s: int, is_placed:
     from slurm_hooks.submit.type_proposal import propose_type
 
     times = usable_times(f"{own}/{NAME}", now_s)
-    family = name_key(request.job_name), request.gpu_count
+    family = request.name_key, request.gpu_count
     return propose_type(request, times.times.get(family, ()) if times else (), waits, now_s, is_placed)
 
 

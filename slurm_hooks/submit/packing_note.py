@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.submit_config import Tier
 from almanac.tiers import requested_tier
@@ -42,7 +41,7 @@ def find_note(
     """What to tell of this submission; None: nothing. array: "" without --array. command: text of the job's script,
     or of what is wrapped: a job that packs already is told nothing.
     """
-    key = name_key(request.job_name)
+    key = request.name_key
     if not (is_sweep(array) and request.is_one_gpu) or PROGRAM in command or key.startswith(PROGRAM):
         return None
     row = packing.rows.get((key, 1))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.submit_config import SubmitMode, Tier
 from almanac.tiers import Rewrite, names_any_tier, requested_tier, rewrite
@@ -69,7 +68,7 @@ def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Pr
     between tiers, or the tier is a MIG slice and the job may use more than one GPU. is_placed: whether an option of
     PLACING is given.
     """
-    key = name_key(request.job_name)
+    key = request.name_key
     row = advice.find(key, request.gpu_count) if request.gpu_count > 0 else None
     if row is None or row.kind != advice_file.FAMILY or not row.text:
         return None

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from advisor.decisions.gpu_type import GpuTypeRules, RunTime, TypeAdvice, decide_type
 from almanac.gpu_type_config import GpuType
 from almanac.gpu_types import asked_types, mixed_types, names_other_type, rewrite_type, unmixed
-from almanac.names import name_key
 from almanac.records import Request
 from almanac.submit_config import Tier
 from almanac.tiers import Rewrite
@@ -68,7 +67,7 @@ def propose_type(
     found = find_type(request, times, waits, now_s)
     if found is None:
         return None
-    key = name_key(request.job_name)
+    key = request.name_key
     change = Rewrite(why_not="the request says which nodes it wants") if is_placed else found.change
     row = Row(FAMILY, 1, 0, key, request.gpu_count, text=found.text)
     return Proposal(key, request.gpu_count, row, found.target, change, said=found.text, check=found.check)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from almanac.names import rule_key
 from almanac.records import Counts, Request
 
 
@@ -50,6 +51,7 @@ class PendingJob:
     is_exclusive: bool = False
     task_count: int = 1
     script_key: str = ""
+    comment: str = ""
 
     def request(self) -> Request:
         """The submission as the history records it: slurmdbd stores a double quote in a name as a backtick."""
@@ -68,6 +70,7 @@ class PendingJob:
             is_array=self.array_job_id is not None,
             submit_s=self.submit_s,
             script_key=self.script_key,
+            rule=rule_key(self.comment.replace('"', "`")),
         )
 
 

@@ -140,6 +140,7 @@ def _pending(job: Any, is_split: bool) -> PendingJob:
         submit_s=int(job.submit_time),
         user=_text(job, "user_name"),
         name=_text(job, "name"),
+        comment=_text(job, "comment") if hasattr(job, "comment") else "",
         account=_text(job, "account"),
         partition=_text(job, "partition"),
         qos=_text(job, "qos"),

@@ -19,7 +19,7 @@ from almanac.units import valid_unicode
 from telemetry.slurm.backend import Node, PendingJob
 from telemetry.slurm.commands import Runner
 from telemetry.slurm.node_states import without_fulfilled
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key
 from telemetry.sources.sacct_json import number, words
 
 _TASKS = re.compile(r"[0-9]+(?:-[0-9]+(?::[0-9]+)?)?")
@@ -180,13 +180,14 @@ def _pending(job: Mapping[str, Any], is_split: bool, *, is_given: bool = False) 
         is_exclusive="none" in (words(job.get("shared")) or ()),
         task_count=task_count(_shown(job.get("array_task_string")), number(job.get("array_max_tasks")) or 0),
         script_key="" if het_id else _script_key(job),
+        comment=_text(job, "comment"),
     )
 
 
 def _script_key(job: Mapping[str, Any]) -> str:
     """As the record will have it; 24.11 and older show no submit line."""
     line, folder = _shown(job.get("submit_line")), _shown(job.get("current_working_directory"))
-    return script_key(_text(job, "user_name"), line, folder)
+    return command_key(_text(job, "user_name"), line, folder)
 
 
 def _text(job: Mapping[str, Any], key: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from almanac.names import rule_key
 from almanac.records import Request
 from almanac.tres import parse_gpus
 from almanac.units import valid_unicode
 from telemetry.slurm.hostlist import expand
 from telemetry.slurm.queue_json import gres_of, queued, task_count
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key
 from telemetry.sources.sacct_json import number, words
 
 _HOLDS = frozenset(
@@ -107,7 +108,8 @@ def _request(record: Mapping[str, Any], submit_s: int, is_array: bool, is_waitin
         time_limit_s=None if limit_min is None else limit_min * 60,
         is_array=is_array,
         submit_s=submit_s,
-        script_key=script_key(user, line, folder) if has_script else "",
+        script_key=command_key(user, line, folder) if has_script else "",
+        rule=rule_key(_text(record, "comment").replace('"', "`")),
     )
 
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from almanac.errors import RequestError
+from almanac.names import rule_key
 from almanac.records import Request
 from almanac.tres import Gpus, parse_gpus
 from almanac.units import parse_time_limit
 from telemetry.slurm.options import Option, environment_options, is_het_script, parse_options, parse_script
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key
 
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})([kKmM]?)(?:[-,:].*)?")
@@ -53,7 +54,7 @@ class SbatchRequest:
         request = to_request(self.options, user, submit_s, default)
         chdir = self.options.get("chdir")
         folder = posixpath.join(work_dir, chdir.value or "") if chdir and work_dir else work_dir
-        key = "" if self.is_het else script_key(user, self.line, folder)
+        key = "" if self.is_het else command_key(user, self.line, folder)
         return replace(request, script_key=key, may_use_more=request.may_use_more or self.is_het)
 
 
@@ -91,7 +92,7 @@ def to_request(options: Options, user: str, submit_s: int, default_name: str = "
     nodes, tasks = _nodes(options), _number(options, "ntasks")
     nodes = nodes or _derived_nodes(options, tasks)
     tasks = tasks or _derived_tasks(options, nodes)
-    gpus = _gpus(options, nodes, tasks)
+    gpus, comment = _gpus(options, nodes, tasks), options.get("comment")
     return Request(
         user=user,
         # slurmdbd stores a double quote as a backtick, and so the history has it.
@@ -110,6 +111,7 @@ def to_request(options: Options, user: str, submit_s: int, default_name: str = "
         submit_s=submit_s,
         gpu_options=tuple((f"--{name}", text) for name in _GPU_OPTIONS if (text := _gpu_text(options, name))),
         may_use_more=_may_use_more(options),
+        rule=rule_key(comment.value.replace('"', "`")) if comment and comment.value else "",
     )
 
 

@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 
 from almanac.errors import RequestError
-from almanac.names import mask
+from almanac.names import is_family, mask, name_key
 from telemetry.slurm.options import parse_options
 
 KEY_LETTERS = 16
@@ -50,9 +50,28 @@ def script_key(user: str, submit_line: str, work_dir: str) -> str:
     path = posixpath.normpath(posixpath.join(folder, command[0]))
     if path.startswith(_PASSING) or posixpath.basename(path) == _SPOOLED:
         return ""
+    return _hash(user, _mask(path), _mask(folder), *sorted({*map(_mask, _arguments(command[1:]))}))
+
+
+def command_key(user: str, submit_line: str, work_dir: str) -> str:
+    """The script key; of a --wrap, 16 hex digits that stand for its work directory and all words of its command.
+
+    "" if no word of that command identifies work as the words of a job name do: `--wrap bash` may be anything.
+    """
+    words = submit_line[: LONGEST_LINE + 1].replace('"', "`").split()
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == "--wrap"), None)
+    if at is None or words[0].rpartition("/")[2] != _PROGRAM:
+        return script_key(user, submit_line, work_dir)
+    command = list(filter(None, [words[at].partition("=")[2], *words[at + 1 :]]))
+    if len(submit_line) > LONGEST_LINE or not work_dir.startswith("/") or ":" in words[:at]:
+        return ""
+    is_known = any(is_family(name_key(word)) for word in command)
+    return _hash(user, "--wrap", _mask(posixpath.normpath(work_dir)), *map(_mask, command)) if is_known else ""
+
+
+def _hash(*parts: str) -> str:
     import hashlib  # late: sbatch-almanac needs none
 
-    parts = [user, _mask(path), _mask(folder), *sorted({*map(_mask, _arguments(command[1:]))})]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:KEY_LETTERS]
 
 

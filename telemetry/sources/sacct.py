@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
-from almanac.names import name_key
 from almanac.records import Counts, Request
 from almanac.tiers import requested_tier
 from almanac.tres import parse_gpus
@@ -180,7 +179,7 @@ class SacctSource:
             **row,
             "partition_req": partitions,
             "name": text.name,
-            "name_key": None if text.name is None else name_key(text.name),
+            "name_key": None if text.name is None else Request("", text.name, rule=text.rule).name_key,
             "script_key": text.script_key or None,
             "refuses_mail": None if text.name is None else text.refuses_mail,
             "is_packed": text.is_packed,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from almanac.errors import RequestError
+from almanac.names import is_family, rule_key
 from almanac.units import valid_unicode
 from telemetry.slurm.options import parse_options
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key
 
 _NAMELESS = "allocation"
 """slurmdbd's name for a job that has none, and for one whose start it has not stored yet."""
@@ -29,7 +30,7 @@ class JobText:
     AccountingStoreFlags=job_comment. is_packed: the same of almanac:packed, which almanac-pack adds; None without a
     comment: nobody knows whether comments are kept. partitions: the list that was asked for, of several partitions the
     job ran in one; "" where the record does not tell of a list. script_key: of telemetry.slurm.script_key; "" on 22.05,
-    whose JSON has no submit line.
+    whose JSON has no submit line. rule: key of the workflow's rule that the comment names; "" without one.
     """
 
     name: str | None
@@ -38,6 +39,7 @@ class JobText:
     is_packed: bool | None = None
     partitions: str = ""
     script_key: str = ""
+    rule: str = ""
 
 
 def parse_json(data: bytes, cluster: str) -> dict[tuple[int, int], JobText]:
@@ -95,6 +97,7 @@ def _key(job: Any, cluster: str) -> tuple[int, int] | None:
 def _text(job: dict[str, Any]) -> JobText:
     name, comment = job.get("name"), job.get("comment")
     admin, own = (comment.get("administrator"), comment.get("job")) if isinstance(comment, dict) else (None, None)
+    rule = rule_key(valid_unicode(own)) if isinstance(own, str) else ""
     return JobText(
         name=valid_unicode("" if name == _NAMELESS else name) if isinstance(name, str) else None,
         admin_comment=admin if isinstance(admin, str) else "",
@@ -102,6 +105,7 @@ def _text(job: dict[str, Any]) -> JobText:
         is_packed=_PACKED.search(own) is not None if isinstance(own, str) and own else None,
         partitions=_partitions(job.get("submit_line"), job.get("partition")),
         script_key=_script_key(job),
+        rule=rule if is_family(rule) else "",
     )
 
 
@@ -111,7 +115,7 @@ def _script_key(job: dict[str, Any]) -> str:
         return ""
     if not (isinstance(user, str) and isinstance(submit_line, str) and isinstance(work_dir, str)):
         return ""
-    return script_key(user, submit_line, work_dir)
+    return command_key(user, submit_line, work_dir)
 
 
 def _partitions(submit_line: Any, ran_in: Any) -> str:

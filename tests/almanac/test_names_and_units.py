@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
+from collections.abc import Callable
 from importlib import resources
+from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from almanac.names import MAX_BYTES, name_key
+from almanac import names
+from almanac.names import MAX_BYTES, is_family, name_key
 from almanac.records import Counts
 from almanac.units import (
     cell_text,
@@ -23,9 +28,10 @@ from almanac.units import (
 VECTORS = json.loads((resources.files("almanac") / "name_mask_vectors.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("name", "key"), VECTORS)
-def test_the_mask_passes_its_vectors(name: str, key: str) -> None:
-    assert name_key(name) == key
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector[0][:30])
+def test_the_mask_passes_its_vectors(vector: list[str]) -> None:
+    name, key, *comment = vector
+    assert name_key(name, *comment) == key
 
 
 @given(st.text())
@@ -40,6 +46,36 @@ def test_a_key_is_short_printable_ascii_and_its_own_key(name: str) -> None:
 @given(st.text(alphabet="abcxyz_-. "), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_names_that_differ_in_a_number_share_a_key(stem: str, first: int, second: int) -> None:
     assert name_key(f"{stem}_run{first}") == name_key(f"{stem}_run{second}")
+
+
+@given(
+    st.uuids(),
+    st.sampled_from([str, lambda each: each.hex, lambda each: str(each).upper(), lambda each: each.hex[:12]]),
+)
+def test_a_name_of_an_identifier_alone_is_no_family_and_its_prefix_is_one(
+    each: UUID, form: Callable[[UUID], str]
+) -> None:
+    assume(re.search("[0-9]", form(each)) and re.search("[a-fA-F]", form(each)))
+    assert name_key(form(each)) == "-"
+    assert name_key(f"rnaseq_{form(each)}") == "rnaseq_#"
+    assert name_key(form(each), "rule_align_wildcards_x") == "align"
+
+
+@given(
+    st.datetimes(),
+    st.sampled_from(["%Y-%m-%d", "%Y%m%dT%H%M%SZ", "%d%b%Y", "%B_%d_%H:%M", "%a-%d-%b", "%I%p", "run-%s"]),
+)
+def test_a_date_is_no_family(when: dt.datetime, form: str) -> None:
+    assert name_key(when.strftime(form)) == "-"
+
+
+@given(
+    st.lists(st.sampled_from(sorted(names._generic()[0])), min_size=1, max_size=4),
+    st.sampled_from(["-", "_", ".", "#7/"]),
+)
+def test_generic_names_alone_are_no_family(words: list[str], between: str) -> None:
+    assert name_key(between.join(words)) == "-"
+    assert is_family(name_key(between.join([*words, "bert"]))) or name_key(words[0] + "/x") == "-"
 
 
 @pytest.mark.parametrize(

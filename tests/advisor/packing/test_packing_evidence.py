@@ -161,7 +161,7 @@ def test_a_family_whose_memory_grows_has_no_bound_without_margins_for_growth(his
 def test_of_ten_thousand_families_the_newest_count(history_of: History) -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     rows = [
-        {**ROW, "name": f"{letters[n % 26]}{letters[n // 26 % 26]}{letters[n // 676]}", "end_s": NOW_S - n - 1,
+        {**ROW, "name": f"{letters[n % 26]}{letters[n // 26 % 26]}{letters[n // 676]}w", "end_s": NOW_S - n - 1,
          "submit_s": NOW_S - n - 700, "start_s": NOW_S - n - 601}
         for n in range(10_000)
     ]  # fmt: skip

@@ -33,7 +33,7 @@ def made_up_site(
     for user in range(users):
         usual = site + rng.normal(0, of_user, len(TYPES))
         for family in range(2):
-            key = FamilyKey(f"u{user}", f"job-{family}", 4)
+            key = FamilyKey(f"u{user}", f"bert-{family}", 4)
             log_s = rng.normal(8.5, 1) - (usual + rng.normal(0, of_family, len(TYPES)))
             truth[key] = dict(zip(TYPES, log_s.tolist(), strict=True))
             for name in rng.permutation(TYPES)[: rng.integers(1, 4)]:
@@ -45,11 +45,11 @@ def made_up_site(
 
 
 def job_frame(rows: list[dict[str, object]]) -> pd.DataFrame:
-    """Rows of load_speed_runs: completed runs of ann's job-# on 4 whole GPUs, an hour apart, unless they say."""
+    """Rows of load_speed_runs: completed runs of ann's bert-# on 4 whole GPUs, an hour apart, unless they say."""
     whole = []
     for number, row in enumerate(rows):
         full: dict[str, object] = {
-            **dict.fromkeys(COLUMNS), "job_id": number + 1, "user": "ann", "name_key": "job-#", "gpu_count": 4,
+            **dict.fromkeys(COLUMNS), "job_id": number + 1, "user": "ann", "name_key": "bert-#", "gpu_count": 4,
             "gpu_type": "", "constraints": "", "gpu_model": "", "state": "COMPLETED", "elapsed_s": 3600.0,
             "time_limit_s": 7200.0, "verdict": "no telemetry", "has_profiling_fault": False,
             "end_s": NOW_S - 3600 * (len(rows) - number), **row,

@@ -35,7 +35,7 @@ def only(row: dict[str, Any]) -> SpeedRun | None:
 def test_a_completed_run_has_a_time_and_rates() -> None:
     run = only(GOOD)
     assert run is not None
-    assert run.family == FamilyKey("ann", "job-#", 4)
+    assert run.family == FamilyKey("ann", "bert-#", 4)
     assert (run.log_s, run.log_flops, run.log_bytes) == pytest.approx((math.log(3600), math.log(1e15), math.log(4e12)))
     assert (run.profile.busy, run.profile.compute, run.profile.roofline) == (0.9, 0.7, "compute")
 
@@ -87,7 +87,7 @@ def test_a_request_learns_the_times_on_the_types_that_hold_it() -> None:
     table = learn_site_speeds(jobs, config, NOW_S)
     assert table.families == {"a100": 10, "h100": 10}
     families = user_families(jobs[jobs["user"] == "ann"], table, config, NOW_S)
-    request = Request(user="ann", job_name="job-7", gpu_count=4, submit_s=NOW_S)
+    request = Request(user="ann", job_name="bert-7", gpu_count=4, submit_s=NOW_S)
     told = {each.gpu_type: each for each in request_times(request, families, table, None, config)}
     assert told["h100"].source == "other families"
     assert told["h100"].run_s == pytest.approx(667, rel=0.1)

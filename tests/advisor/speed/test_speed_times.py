@@ -19,7 +19,7 @@ from advisor.speed.specifications import RunProfile, log_speeds
 from advisor.speed.times import MemoryFit, TypeTime, family_times
 from almanac.hardware import gpu_models
 
-KEY = FamilyKey("ann", "job-#", 4)
+KEY = FamilyKey("ann", "bert-#", 4)
 ANY = MemoryFit(is_checked=False)
 BARE = learn_speeds({}, GpuTypes(), TYPES)
 RUNS = st.dictionaries(
@@ -104,11 +104,11 @@ def test_other_families_teach_a_type_and_outliers_teach_little() -> None:
 
 
 def test_runs_of_another_gpu_count_count_and_those_of_another_name_do_not() -> None:
-    wide = FamilyKey("ann", "job-#", 8)
+    wide = FamilyKey("ann", "bert-#", 8)
     more = [run("a100", 1000.0, wide), run("h100", 900.0, wide)] * 5
     told, alone = times([run("a100", 3600.0), *more]), times([run("a100", 3600.0)])
     assert alone["h100"].run_s < told["h100"].run_s
-    strange = [run("a100", 1000.0, FamilyKey("bob", "job-#", 8)), run("h100", 900.0, FamilyKey("bob", "job-#", 8))]
+    strange = [run("a100", 1000.0, FamilyKey("bob", "bert-#", 8)), run("h100", 900.0, FamilyKey("bob", "bert-#", 8))]
     assert times([run("a100", 3600.0), *strange]) == alone
 
 

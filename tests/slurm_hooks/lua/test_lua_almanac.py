@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lua_runner import LUA_DIR, Lua, literal
 
 from advisor.decisions.priority import site_factor
+from almanac import names
 from almanac.config import Priority
 from almanac.names import name_key
 from almanac.tres import Gpus, parse_gpus
@@ -51,21 +52,44 @@ def test_no_module_sets_a_global_and_slurmctlds_can_neither_run_a_program_nor_wa
 
 
 def test_name_keys(lua: Lua) -> None:
-    found = lua.calls("almanac.name_key", [(name,) for name, _ in NAMES])
-    assert found == [[key] for _, key in NAMES]
+    found = lua.calls("almanac.name_key", [(name, *comment) for name, _, *comment in NAMES])
+    assert found == [[key] for _, key, *_ in NAMES]
 
 
-@given(names=st.lists(st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9a-f_.-]{0,40}")), max_size=30))
+def test_both_languages_know_the_same_generic_names() -> None:
+    words, beginnings = names._generic()
+    text = (LUA_DIR / "almanac.lua").read_text()
+    listed = re.search(r"GENERIC = \[\[\n((?: [^\n]+ \n)+)\]\]", text)
+    begun = re.search(r"BEGINNINGS = {(.*?)}", text)
+    assert listed is not None and begun is not None
+    assert {*words} == {*listed[1].split(), *(f"{each}*" for each in beginnings)}
+    assert {*beginnings} == {*re.findall('"(.*?)"', begun[1])}
+
+
+WORDS = st.sampled_from(["job", "run", "bert", "dask-worker", "uv", "sys/dashboard/", "nf-", "_(", "rule_", "A:B", ":"])
+IDS = st.from_regex(r"[0-9a-f]{4,40}|[0-9A-Za-z]{6,32}|[a-z2-7]{10,32}|[bcdfgjkqvwxz0-9]{6,20}", fullmatch=True)
+TEXTS = st.one_of(
+    st.text(max_size=80), st.lists(st.one_of(WORDS, IDS, st.sampled_from("-_. #/:")), max_size=6).map("".join)
+)
+
+
+@given(names=st.lists(st.tuples(TEXTS, TEXTS), max_size=30))
 @settings(max_examples=30)
-def test_name_keys_as_python_makes_them(lua: Lua, names: list[str]) -> None:
-    names = [name.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape") for name in [*names, *HOSTILE]]
-    assert lua.calls("almanac.name_key", [(name,) for name in names]) == [[name_key(name)] for name in names]
+def test_name_keys_as_python_makes_them(lua: Lua, names: list[tuple[str, str]]) -> None:
+    pairs = [*names, *[(name, "") for name in HOSTILE], *[("a", text) for text in HOSTILE]]
+    pairs = [(utf8(name), utf8(comment)) for name, comment in pairs]
+    assert lua.calls("almanac.name_key", pairs) == [[name_key(*pair)] for pair in pairs]
+
+
+def utf8(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
 
 
 def test_the_key_of_a_submission_is_that_of_its_accounting_record(lua: Lua) -> None:
     """slurmdbd keeps a double quote as a backtick."""
-    found = lua.calls("almanac.job_key", [('say "hi" 7',), (None,), ("",)])
-    assert found == [["say_`hi`_#"], ["-"], ["-"]]
+    pairs = [('say "hi" 7',), (None,), ("",), (7,), ("wrap", 'rule_say_"hi"'), ("wrap", 7), ("x" * 10**6, "y" * 10**6)]
+    found = lua.calls("almanac.job_key", pairs)
+    assert found == [["say_`hi`_#"], ["-"], ["-"], ["-"], ["say_`hi`"], ["-"], ["x" * 64]]
 
 
 @pytest.mark.parametrize("number", range(0, len(LOOKUPS["lookups"]), 25))

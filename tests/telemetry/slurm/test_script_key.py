@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telemetry.slurm.script_key import LONGEST_LINE, script_key
+from telemetry.slurm.script_key import LONGEST_LINE, command_key, script_key
 
 HOME = "/home/alice/project"
 
@@ -105,3 +105,28 @@ def test_a_line_beyond_the_limit_has_no_key() -> None:
     longest = line + "7" * (LONGEST_LINE - len(line))
     assert key(longest) == key(line)
     assert key(longest + "7") == ""
+
+
+def wrapped(line: str, work_dir: str = HOME, user: str = "alice") -> str:
+    return command_key(user, line, work_dir)
+
+
+def test_a_wrapped_command_stands_for_a_script() -> None:
+    known = wrapped("sbatch -G1 --wrap python train.py --lr 0.1")
+    assert len(known) == 16 and known != KNOWN
+    assert wrapped("sbatch -J my job -G4 --wrap=python train.py --lr 0.25") == known
+    others = ["sbatch --wrap python eval.py --lr 0.1", "sbatch --wrap python train.py --data cifar"]
+    assert len({known, *map(wrapped, others), wrapped("sbatch --wrap python train.py --lr 0.1", "/home/bob")}) == 4
+    assert wrapped("sbatch run.sh --lr=0.1") == KNOWN, "other lines have the key of their script"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sbatch --wrap", "sbatch --wrap=bash", "sbatch --wrap bash -l", "sbatch -G1 : --wrap=train",
+        "srun --wrap=train", "sbatch --wrap=" + "a" * LONGEST_LINE, "", "--wrap=train",
+    ],
+)  # fmt: skip
+def test_a_wrapped_command_that_may_be_anything_has_no_key(line: str) -> None:
+    assert wrapped(line) == ""
+    assert wrapped(line, "relative") == ""

@@ -12,7 +12,7 @@ import pytest
 
 from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
-from telemetry.slurm.script_key import script_key
+from telemetry.slurm.script_key import command_key, script_key
 from telemetry.sources.base import RowBatch
 from telemetry.sources.sacct import SacctSource, probe_accounting, random_delimiter, windows
 from telemetry.store.schema import JOBS
@@ -129,7 +129,7 @@ def test_only_a_hash_of_the_script_is_stored(runner: Recorded) -> None:
     [batch] = read(runner)
     keys = {row["name"]: row["script_key"] for row in batch.rows.to_pylist()}
     assert keys["plain"] == script_key("alice", "sbatch secret.sh", "/secret")
-    assert keys["fails"] is None
+    assert keys["fails"] == command_key("alice", "sbatch --wrap secret.sh", "/secret")
     assert "secret" not in str(batch.rows.to_pylist())
 
 
