@@ -7,7 +7,6 @@ Root refuses what others can change; the folders above count, and so does each l
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import pwd
 import re
@@ -139,7 +138,6 @@ def _name(uid: int) -> str:
         return f"uid {uid}"
 
 
-@functools.cache
 def slurm_owners() -> frozenset[int]:
     """SlurmUser, and the owner of this host's slurm.conf: slurmd obeys that file as root. Without one, the user slurm.
 
