@@ -7,16 +7,20 @@ Root refuses what others can change; the folders above count, and so does each l
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import pwd
 import re
 import shlex
 import stat
 from collections.abc import Callable, Collection
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from almanac.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SLURM_CONFS = (
     "/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf",
@@ -64,6 +68,14 @@ def require_trusted(path: Path | str) -> None:
     """Raise ConfigError if this is root and others can change the file or replace it. OSError if it is not there."""
     if os.geteuid() == 0 and (fault := trust_fault(path)):
         raise fault
+
+
+def load_trusted(entry: EntryPoint) -> Any:
+    """What an entry point names. Raises ConfigError if this is root and others can change its package."""
+    package = find_spec(entry.module.partition(".")[0])
+    if package and package.origin:
+        require_trusted(package.origin)
+    return entry.load()
 
 
 def _is_owner(uid: int) -> bool:
@@ -139,7 +151,6 @@ def _name(uid: int) -> str:
         return f"uid {uid}"
 
 
-@functools.cache
 def slurm_owners() -> frozenset[int]:
     """SlurmUser, and the owner of this host's slurm.conf: slurmd obeys that file as root. Without one, the user slurm.
 

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from advisor.service import BUILT_IN
 from advisor.services.base import AdviceRequest, AdviceService, Learned, Record
 from almanac.config import Config
-from almanac.trusted_file import require_trusted
+from almanac.trusted_file import load_trusted
 
 GROUP = "almanac.services"
 
@@ -49,16 +48,12 @@ def load_own(names: Sequence[str]) -> Own:
 
 
 def _load(name: str) -> AdviceService[Any, Any, Any]:
-    """Raises ConfigError if this is root and others can change the service's package."""
     if name in BUILT_IN:
         raise LookupError("one of almanac's own services has that name")
     found = list(entry_points(group=GROUP, name=name))
     if len(found) != 1:
         raise LookupError(f"{len(found)} entry points of the group {GROUP} have that name, expected 1")
-    package = find_spec(found[0].module.partition(".")[0])
-    if package and package.origin:
-        require_trusted(package.origin)
-    service: AdviceService[Any, Any, Any] = found[0].load()()
+    service: AdviceService[Any, Any, Any] = load_trusted(found[0])()
     return service
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from almanac.config import Config
 from almanac.errors import RequestError
+from almanac.trusted_file import load_trusted
 from simulator.cluster import Cluster
 from simulator.policies.base import Backfill, Policy, Ranking
 from simulator.policies.multifactor import Multifactor, Weights
@@ -83,7 +84,7 @@ def make_policy(text: str, config: Config) -> Policy:
 def _made(name: str, options: dict[str, float], config: Config) -> Policy:
     maker = _MAKERS.get(name)
     if maker is None and name in (own := _own()):
-        maker = own[name].load()
+        maker = load_trusted(own[name])
     if maker is None:
         raise RequestError(f"there is no policy {name!r}", f"use one of {', '.join(policy_names())}")
     try:

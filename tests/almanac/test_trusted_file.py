@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,19 @@ import pytest
 from almanac import trusted_file
 from almanac.config_file import load_config
 from almanac.errors import ConfigError
-from almanac.trusted_file import read_trusted, require_trusted, slurm_owners, trust_fault
+from almanac.trusted_file import read_trusted, require_trusted, trust_fault
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture(autouse=True)
-def slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def slurm_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The slurm.conf of this host; there is none at first."""
     path = tmp_path / "slurm.conf"
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setattr(trusted_file, "SLURM_CONFS", (str(path),))
-    slurm_owners.cache_clear()
-    yield path
-    slurm_owners.cache_clear()
+    return path
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_a_site_changes_rules_and_a_fault_in_them_stops_no_mail(
     site.app.clock_s = NOW_S + 1000
     site.ingest()
     [fault] = site.due().faults
-    assert "others than its owner can write" in fault
+    assert "rules.toml belongs to root and has mode 0666" in fault
     text, _ = page_of(site.server.taken[1][2])
     assert "\nWe cannot tell which GPUs" in text, "mail goes on, with the packaged rules"
     [check] = check_rules(site.app)
@@ -239,7 +239,7 @@ def test_doctor_looks_at_addresses_and_the_pilot(site: Site, tmp_path: Path) -> 
     program.chmod(0o757)
     bad, writable, _ = check_mail_settings(site.app)
     assert bad.status == "warn" and "bob bob@example.org,eve@example.org" in bad.said
-    assert writable.status == "fail" and "others can change it" in writable.said
+    assert writable.status == "fail" and "has mode 0757" in writable.said
     addresses.write_text("ann ann@example.org\n")
     program.chmod(0o755)
     good, command, _ = check_mail_settings(site.app)

@@ -76,6 +76,8 @@ class BreaksLoad(Longest):
 class Entry:
     """As importlib.metadata's."""
 
+    module = __name__
+
     def __init__(self, made: type) -> None:
         self.made = made
 
