@@ -51,9 +51,12 @@ class Outgoing:
         return locked(self.root / ".lock", "publishes now")
 
     def prepare(self) -> None:
-        """Remove what a killed publisher left. To be called under the lock. Raises StoreError."""
+        """Remove what a killed publisher left. To be called under the lock. Raises StoreError.
+
+        The folder `user` comes with the first file: an empty one would say that nothing is published any more.
+        """
         with explained(self.root, self.root):
-            make_folders(self.root / "user", FOLDER_MODE)
+            make_folders(self.root, FOLDER_MODE)
             for stale in self.root.glob(f"{TEMPORARY}*"):
                 stale.unlink()
 
