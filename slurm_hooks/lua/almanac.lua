@@ -256,8 +256,8 @@ local GENERIC = [[
  script scripts submit submission slurm pbs sge lsf queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and 
  of for with on at by in to or is it an name id no nr num number ver version rev part step steps iter iteration idx 
  index set jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august 
- september october november december mon tue tues wed thu thur thurs fri sat sun monday tuesday wednesday thursday 
- friday saturday sunday am pm utc gmt cet cest est edt pst pdt st nd rd th date time today day week month year now 
+ september october november december mon tue tues wed thu thurs fri sat sun monday tuesday wednesday thursday 
+ friday saturday sunday am pm utc gmt cet cest est edt pst pdt st rd th date time today day week month year now 
  hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid ksuid 
 ]]
 
