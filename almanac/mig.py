@@ -124,8 +124,9 @@ def engines_of(profile: str | None, model_name: str | None, total_mib: float | N
     model = mig_models().get(model_name or "")
     if profile or model is None or total_mib is None:
         return compute_slices(profile or "")
-    sizes = ((each.compute, *(gib * 1024 for gib in each.memory_gib)) for each in model.profiles if each.memory_gib)
-    return max((count for count, low, high in sizes if 0.97 * low <= total_mib <= 1.03 * high), default=None)
+    sizes = [(each.compute, each.memory_gib) for each in model.profiles if each.memory_gib]
+    known = [count for count, (low, high) in sizes if 0.97 * low <= total_mib / 1024 <= 1.03 * high]
+    return max(known, default=None)
 
 
 def _gigabytes(profile: str) -> int:

@@ -236,7 +236,7 @@ def _use_words(context: JobContext) -> dict[str, str]:
     means = [
         (row["mean_gpu_util_pct"], f"{row['host']}:{row['gpu']}")
         for row in context.gpus
-        if row["mean_gpu_util_pct"] is not None
+        if row["mean_gpu_util_pct"] is not None and not row["mig"]
     ]
     return {
         "busy_range": _busy_range(min(means), max(means)) if means else "",

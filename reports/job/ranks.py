@@ -52,13 +52,13 @@ class SiteFigures:
     @classmethod
     def load(cls, store: ClusterStore, since_s: int, until_s: int) -> SiteFigures:
         """The figures of jobs submitted in [since_s - SITE_DAYS, until_s). Raises StoreError."""
-        columns = ["submit_s", "verdict", *RANKED]
+        columns = ["submit_s", "verdict", "mig_profile", *RANKED]
         rows = load_history_table(store, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
         is_ok = rows["verdict"].to_numpy() == OK
-        return cls(
-            rows["submit_s"].to_numpy()[is_ok],
-            {name: rows[name].to_numpy().astype(np.float64)[is_ok] for name in RANKED},
-        )
+        figures = {name: rows[name].to_numpy().astype(np.float64)[is_ok] for name in RANKED}
+        is_slice = rows["mig_profile"].combine_chunks().is_valid().to_numpy(zero_copy_only=False)[is_ok]
+        figures["mean_gpu_util_pct"] = np.where(is_slice, np.nan, figures["mean_gpu_util_pct"])
+        return cls(rows["submit_s"].to_numpy()[is_ok], figures)
 
     def ranks(self, metrics: MetricsRow, submit_s: int, end_s: int) -> dict[str, Rank]:
         """A job's ranks by figure, among jobs submitted between SITE_DAYS before its submission and its end.
@@ -72,7 +72,8 @@ class SiteFigures:
         for name, values in self.figures.items():
             own, others = metrics.get(name), values[low:high]
             known = int(np.isfinite(others).sum())
-            if own is not None and known >= MIN_JOBS:
+            is_other = name == "mean_gpu_util_pct" and metrics.get("mig_profile")  # of a slice: no GPU_UTIL
+            if own is not None and known >= MIN_JOBS and not is_other:
                 # Less means less by more than rounding.
                 margin = 1e-9 * abs(own)
                 below, above = (others < own - margin).sum(), (others > own + margin).sum()

@@ -46,7 +46,7 @@ def per_gpu(config: Config, options: Options) -> str:
     """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
     enough = f"{config.filters.min_coverage!r} * expected_samples"
     return f"""
-WITH raw AS ({_raw(options, config.filters.min_coverage)})
+WITH raw AS ({_raw(options)})
 SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
@@ -65,14 +65,14 @@ def _energy(*conditions: str) -> str:
        CASE WHEN energy_j IS NOT NULL THEN {measured} END AS energy_measured_frac"""
 
 
-def _raw(options: Options, min_coverage: float) -> str:
+def _raw(options: Options) -> str:
     activity = options.imbalance_counter
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
     weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
     mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
     means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m != "gpu_util_pct"))
     # Without SM_ACTIVE and the slice's size, the engine's activity is a share of nobody knows what.
-    has_use = f"mig = '' OR engines IS NOT NULL OR b.n_sm_active_frac >= {min_coverage!r} * b.n_gpu_util_pct"
+    has_use = "mig = '' OR engines IS NOT NULL OR b.n_sm_active_frac >= 0.9 * b.n_gpu_util_pct"
     return f"""
 WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity} AS n_activity
            FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)

@@ -10,7 +10,7 @@ from importlib import resources
 import pytest
 
 from almanac.hardware import gpu_models
-from almanac.mig import MigModel, compute_slices, mig_models, profile_name
+from almanac.mig import MigModel, compute_slices, is_same_profile, mig_models, profile_name, real_profile
 
 SHAPES = ("1g", "1g+me", "1g double memory", "2g", "3g", "4g", "7g")
 MODELS = mig_models()
@@ -183,3 +183,31 @@ def test_a_slice_of_another_model_is_not_found() -> None:
 def test_models_are_read_once_and_can_be_keys() -> None:
     assert mig_models() is MODELS
     assert len({*MODELS.values(), replace(MODELS["A30"], source="x")}) == len(MODELS) + 1
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "gres", "expected"),
+    [
+        ("1g.11gb", "H100-94-NVL", "", "1g.12gb"),
+        ("7g.79gb", "A100-80-PCIE", "", "7g.80gb"),
+        ("1g.16gb", "H200-141", "", "1g.18gb"),
+        ("1g.11gb+me", "H100-94-NVL", "", "1g.12gb+me"),
+        ("1g.11gb", None, "nvidia_h100_nvl_1g.12gb", "1g.12gb"),
+        ("1g.11gb", "H100-94-NVL", "3g.47gb", "1g.12gb"),
+        ("1g.20gb", "A100-80", "1g.10gb", "1g.20gb"),
+        ("1g.21gb", "NVIDIA B300", "", "1g.21gb"),
+        (None, "A100-80", "a100_1g.10gb", "1g.10gb"),
+        (None, "A100-80", "a100", None),
+        ("nonsense", "A100-80", "", "nonsense"),
+    ],
+)
+def test_the_name_of_a_profile_is_the_models_own(
+    named: str | None, model: str | None, gres: str, expected: str | None
+) -> None:
+    assert real_profile(named, model, gres) == expected
+
+
+@pytest.mark.parametrize(("one", "other"), [("1g.10gb", "1g.20gb"), ("1g.10gb", "1g.10gb+me"), ("3g.40gb", "4g.40gb")])
+def test_profiles_that_differ_are_not_taken_for_one(one: str, other: str) -> None:
+    assert not is_same_profile(one, other)
+    assert is_same_profile("1g.11gb", "1g.12gb")

@@ -112,7 +112,7 @@ def samples(
         "model": np.full(len(time_s), "NVIDIA A100-SXM4-80GB"),
         "hbm_used_mib": gib * GIB * np.minimum(1, 0.6 + np.arange(len(time_s)) * 4 / ramp_s),
         "hbm_total_mib": np.full(len(time_s), total_mib),
-        "gr_engine_active_frac": on * np.minimum(util / 100 * ripple, 1),
+        "gr_engine_active_frac": on * np.minimum(util / 100 * ripple, 1) / (3 if mig else 1),
         "dram_active_frac": on * np.minimum(dram * ripple, 1),
         "power_w": 80 + 3 * util * ripple,
         "energy_mj": 1e9 + np.arange(len(time_s)) * 10_000 * (80 + 3 * util),

@@ -176,8 +176,8 @@ def test_who_asked_for_the_largest_tier_and_did_not_need_it(tmp_path: Path) -> N
     jobs = [job(number, 1, number, **{"tier": "hbm80g", **more.get(number, {})}) for number in peaks]
     jobs += [job(8, 1, 2, tier="hbm80g", user="bob"), job(9, 1, 2, tier="hbm80g", user="carol"), job(10, 1, 2)]
     measured = [metrics(number, hbm_peak_mib=peak, is_preallocated=number == 3) for number, peak in peaks.items()]
-    measured += [metrics(number, hbm_peak_mib=500.0) for number in (8, 10)]
-    measured += [metrics(9, hbm_peak_mib=80_000.0)]
+    measured += [metrics(number, hbm_peak_mib=500.0, is_preallocated=False) for number in (8, 10)]
+    measured += [metrics(9, hbm_peak_mib=80_000.0, is_preallocated=False)]
     largest = totals_of(tmp_path, jobs, measured).largest
     assert (largest.names, largest.smaller) == (("hbm80g",), "hbm40g")
     assert largest.limit_mib == pytest.approx(39_152.94, abs=0.01)

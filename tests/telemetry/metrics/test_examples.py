@@ -203,6 +203,66 @@ def test_mig_instances_are_judged_by_the_graphics_engine(run: Any) -> None:
     assert jobs[1]["verdict"] == "ok"
 
 
+def slice_of(profile: str | None, **columns: Any) -> pd.DataFrame:
+    values = {name: [value if isinstance(value, list) else [value] * 6] for name, value in columns.items()}
+    return gpus("n1", values).assign(mig="1", mig_profile=profile, model="NVIDIA A100-SXM4-80GB")
+
+
+@pytest.mark.parametrize(
+    ("profile", "engine", "sm", "used_pct"),
+    [
+        ("7g.80gb", 1 / 7, 0.97, 97),
+        ("7g.79gb", 0.97 / 7, None, 97),
+        ("3g.40gb", 0.97 / 3, None, 97),
+        ("3g.40gb", 1.0, None, 100),  # several compute instances
+        ("2g.20gb", 0.4, 0.0, 80),  # a counter at 0 beside a busy engine
+        ("1c.3g.40gb", 0.2, [0.5] + [None] * 5, (50 + 5 * 60) / 6),
+        (None, 0.25, None, None),
+        (None, 0.25, 0.9, 90),
+        ("1g.10gb", 0.5, None, 50),
+    ],
+)
+def test_the_use_of_a_slice_is_its_own(run: Any, profile: str | None, engine: float, sm: Any, used_pct: Any) -> None:
+    """GR_ENGINE_ACTIVE counts one engine of a slice, so a full 3g slice shows 1/3 (NVIDIA/DCGM issue 138)."""
+    frame = slice_of(profile, gr_engine_active_frac=engine, **({} if sm is None else {"sm_active_frac": sm}))
+    jobs, gpu_rows = run(frame, [job(60, 1)])
+    for row in (jobs[1], gpu_rows[0]):
+        shown = row["mean_gpu_util_pct"]
+        assert shown == (used_pct if used_pct is None else pytest.approx(used_pct, rel=1e-5))
+    assert jobs[1]["mig_profile"] == ("7g.80gb" if profile == "7g.79gb" else profile and profile.removeprefix("1c."))
+
+
+def test_the_memory_of_a_slice_tells_its_size_where_no_profile_does(run: Any) -> None:
+    frame = slice_of(None, gr_engine_active_frac=0.97 / 3, hbm_used_mib=1000.0, hbm_total_mib=40_192.0)
+    assert run(frame, [job(60, 1)])[0][1]["mean_gpu_util_pct"] == pytest.approx(100)  # 3g and 4g have as much: the most
+
+
+def test_traffic_of_the_card_is_not_the_slices(run: Any) -> None:
+    frame = slice_of("3g.40gb", pcie_tx_bytes_s=1e9, pcie_rx_bytes_s=1e9)
+    assert run(frame, [job(60, 1)])[0][1]["pcie_bytes"] is None
+
+
+@pytest.mark.parametrize("model", ["NVIDIA B300 SXM6 AC", "NVIDIA L4", "whatever", None])
+def test_an_unlisted_model_is_judged_by_what_is_measured(run: Any, model: str | None) -> None:
+    use = [500.0] * 3 + [0.75 * 188_416] * 94 + [500.0] * 3
+    total = [188_416.0] * 50 + [300_000.0] + [188_416.0] * 49  # one torn scrape
+    frame = gpus("n1", {"hbm_used_mib": [use], "hbm_total_mib": [total]}).assign(model=model)
+    row = run(frame, [job(1000, 1)])[0][1]
+    assert (row["gpu_model"], row["hbm_capacity_mib"], row["is_preallocated"]) == (model, 188_416.0, True)
+
+
+def test_of_too_few_samples_only_a_peak_at_no_usual_share_is_surely_a_need(run: Any) -> None:
+    for peak_mib, expected in ((0.5 * 40_960, False), (0.75 * 40_960, None)):
+        row = run(gpus("n1", {"hbm_used_mib": [[peak_mib, peak_mib]]}), [job(20, 1)])[0][1]
+        assert row["is_preallocated"] is expected
+
+
+def test_one_gpu_of_unknown_capacity_leaves_the_job_unknown(run: Any) -> None:
+    frame = gpus("n1", {"hbm_used_mib": [[1000.0] * 6, [2000.0] * 6], "hbm_total_mib": [[80_000.0] * 6, [None] * 6]})
+    row = run(frame.assign(model="NVIDIA B300"), [job(60, 2)])[0][1]
+    assert (row["hbm_peak_mib"], row["hbm_peak_frac"], row["is_preallocated"]) == (2000.0, None, None)
+
+
 def test_verdicts_and_coverage(run: Any) -> None:
     """1000 s at 10 s are 100 samples. A job keeps its row, whatever sets it aside."""
     busy = gpus("n1", {"gpu_util_pct": [[50.0] * 700], "hbm_used_mib": [[7.0] * 700]})
