@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # A type can begin with a digit ("2080ti", "1g.5gb") or be a number ("gpu:3090:2"); alone, a number is the count.
 _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/](?P<type>(?![0-9]+\Z)[\w.+-]+))?(?:[:=](?P<count>[0-9]{1,9}))?")
-_DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^)]*)\)")
+_DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^()]*)\)")
 _INDEX = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,6})?)(?P<unit>[KMGTP]?)")
@@ -35,7 +35,7 @@ def parse_gpus(text: str) -> Gpus:
     """
     total: int | None = None
     typed: dict[str, int] = {}
-    for term in re.sub(r"\([^)]*\)", "", text).split(","):
+    for term in re.sub(r"\([^()]*\)", "", text).split(","):
         match = _GPU.fullmatch(term.strip())
         if not match:
             continue

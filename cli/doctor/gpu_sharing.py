@@ -73,7 +73,7 @@ def _shard(nodes: Sequence[Node], exposed: Sequence[Node], users: int | None) ->
 
 def _kinds(gres: str) -> set[str]:
     """Of "gpu:a100:4(S:0-1),mps:400": {"mps"}."""
-    names = {re.split("[:=]", term.strip())[0] for term in re.sub(r"\([^)]*\)", "", gres).split(",")}
+    names = {re.split("[:=]", term.strip())[0] for term in re.sub(r"\([^()]*\)", "", gres).split(",")}
     return names & set(_KINDS)
 
 
