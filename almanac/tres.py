@@ -13,7 +13,7 @@ from functools import cache
 
 SHARED_GRES = ("shard", "mps")
 """GRES that give a job a part of a GPU. Slurm gives out a GPU as one of gpu, shard, and mps."""
-_DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^)]*)\)")
+_DETAIL = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:[0-9]+\(IDX:(?P<index>[^()]*)\)")
 _INDEX = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 _SIZE = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,6})?)(?P<unit>[KMGTP]?)")
@@ -46,7 +46,7 @@ def parse_gpus(text: str, name: str = "gpu") -> Gpus:
         return Gpus()
     total: int | None = None
     typed: dict[str, int] = {}
-    for term in re.sub(r"\([^)]*\)", "", text).split(","):
+    for term in re.sub(r"\([^()]*\)", "", text).split(","):
         match = _term(name).fullmatch(term.strip())
         if not match:
             continue

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 DAY_S, HOUR_S = 86_400, 3600
+MOST_USER_TEXT = 65_536
+"""Characters of a script, comment, or line of a user that are parsed; a longer one allows and asks for nothing."""
 
 
 def parse_time_limit(text: str) -> int | None:

@@ -85,7 +85,7 @@ def _not_recorded(nodes: Sequence[Node], settings: str) -> Iterator[Check]:
 
 def _kinds(gres: str) -> set[str]:
     """Of "gpu:a100:4(S:0-1),mps:400": {"mps"}."""
-    names = {re.split("[:=]", term.strip())[0] for term in re.sub(r"\([^)]*\)", "", gres).split(",")}
+    names = {re.split("[:=]", term.strip())[0] for term in re.sub(r"\([^()]*\)", "", gres).split(",")}
     return names & set(_KINDS)
 
 

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from almanac.errors import StoreError
 from almanac.units import printable
 from reports.mail.outbox_file import EndedRun as EndedRun
 from reports.mail.outbox_file import Message as Message
 from reports.mail.outbox_file import OutboxCounts as OutboxCounts
 from reports.mail.outbox_file import Told as Told
-from reports.mail.outbox_file import count, counts_of, explained, make_file, open_outbox, remember
+from reports.mail.outbox_file import count, counts_of, explained, keep_room, make_file, open_outbox, remember
 from reports.mail.outbox_file import outbox_path as outbox_path
 from reports.mail.outbox_file import read_counts as read_counts
 from telemetry.store.atomic import locked, make_inner_folder
@@ -214,15 +215,28 @@ class Outbox:
         """Record that a try begins. Send the message only after this: it is not ready again before next_try_s.
 
         If nothing can be written (a full disk), this raises. Then do not send: the outcome could not be recorded
-        either, and every run would send the mail again.
+        either, and every run would send the mail again. It also keeps room on the disk for `sent`.
         """
+        with explained(self.path):
+            keep_room(self._room)
         with self._changing() as db:
             _update(db, message, "attempts = attempts + 1, next_try_s = ?", next_try_s)
 
     def sent(self, message: Message, now_s: int) -> None:
-        """The server has taken it. Removes its bytes."""
+        """The server has taken it. Removes its bytes. A disk that is full by now has the room that `trying` kept."""
+        try:
+            self._sent(message, now_s)
+        except StoreError:
+            self._room.unlink(missing_ok=True)
+            self._sent(message, now_s)
+
+    def _sent(self, message: Message, now_s: int) -> None:
         with self._changing() as db:
             count(db, "sent", message.kind, _update(db, message, f"state = 'sent', {_DECIDED}", "", now_s))
+
+    @property
+    def _room(self) -> Path:
+        return self.path.with_suffix(".room")
 
     def failed(self, message: Message, error: str) -> None:
         """The try that `trying` recorded has failed; a later one may succeed."""

@@ -18,6 +18,8 @@ VERSION = 3
 _ADDED_AFTER = {1: "-- How far the mail timer", 2: "-- What recent mails told"}
 """By version, the place in outbox.sql from which on the text makes what that version lacks."""
 
+ROOM = 256 * 1024
+"""Bytes on the disk that the record of one sent mail can have."""
 TOLD_S = 7 * DAY_S
 """Advice that a mail gave for a job family is not news for so long (s)."""
 
@@ -111,6 +113,16 @@ def make_file(path: Path) -> None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
     try:
         hand_over(handle, path.parent)
+    finally:
+        os.close(handle)
+
+
+def keep_room(path: Path) -> None:
+    """Make a file of ROOM bytes, if it is not there yet. Raises OSError if the disk has no room for it."""
+    make_file(path)
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(handle, 0, ROOM)
     finally:
         os.close(handle)
 

@@ -8,7 +8,7 @@ from slurm_hooks.mig.layouts import with_gpus
 from slurm_hooks.mig.steps import NEW_REASON, NodeChange
 
 NO_COMMAND = "it is a dynamic node, and mig.register_command is empty (docs/mig-layouts.md)"
-_SOCKETS = re.compile(r"\([^)]*\)")
+_SOCKETS = re.compile(r"\([^()]*\)")
 
 
 def with_new_gpus(change: NodeChange) -> str:

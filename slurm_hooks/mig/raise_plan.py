@@ -14,7 +14,7 @@ from typing import Literal
 from advisor.decisions.mig_raise import PendingSlice, decide_raises
 from almanac.mig_raise_config import MigRaise
 from almanac.records import Counts
-from almanac.units import format_duration
+from almanac.units import MOST_USER_TEXT, format_duration
 from slurm_hooks.mig.raise_log import RaiseKind, RaiseLine
 from slurm_hooks.mig.raise_nodes import IdlePool, has_plain_constraint, waiting_types
 from slurm_hooks.mig.raise_types import OneSlice, chains, one_slice
@@ -74,6 +74,8 @@ class ClusterState:
 
 def is_opted_in(job: GresJob, partitions: Sequence[str]) -> bool:
     """By its --comment, or by all of its partitions. Only whole words of a comment count."""
+    if len(job.comment) > MOST_USER_TEXT:
+        return False
     words = set(re.split(r"[\s,;]+", job.comment))
     if OPT_OUT in words:
         return False

@@ -25,13 +25,22 @@ def places(tmpdir: str | None) -> list[str]:
 
 
 def is_safe(place: str) -> bool:
-    """Whether others cannot put a folder of theirs where ours is: /tmp, or a folder that only its owner can change."""
+    """Return True if others cannot put a folder of theirs where ours is: neither in the place, nor in any folder above.
+
+    Such are folders that only root and this user can change, and sticky ones such as /tmp.
+    """
     try:
-        status = os.stat(place)  # noqa: PTH116 - as os.access below
+        folders = {str(each) for path in (place, os.path.realpath(place)) for each in [Path(path), *Path(path).parents]}
+        return all(map(_is_closed, folders)) and os.access(place, os.W_OK | os.X_OK)
     except OSError:
         return False
-    is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or bool(status.st_mode & stat.S_ISVTX)
-    return is_closed and status.st_uid in (0, os.getuid()) and os.access(place, os.W_OK | os.X_OK)
+
+
+def _is_closed(folder: str) -> bool:
+    """Raises OSError."""
+    status = os.stat(folder)  # noqa: PTH116 - as os.access above
+    is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    return not is_shared and status.st_uid in (0, os.getuid())
 
 
 def new_token(job_id: str) -> str:

@@ -28,9 +28,11 @@ def marked(name: str, token: str) -> set[int]:
 
 
 def _environment(pid: str) -> bytes:
+    """That of another user's process does not count, although root can read it."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - pathlib is slower, and there are many
-            return file.read()
+            is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116 - as above
+            return file.read() if is_own else b""
     except OSError:
         return b""
 

@@ -7,11 +7,10 @@ import signal
 from dataclasses import dataclass
 
 from almanac.errors import RequestError
+from almanac.units import MOST_USER_TEXT
 from telemetry.slurm.options import parse_script
 
 ANY_GPU, MOVABLE = "almanac:any-gpu", "almanac:movable"
-MAX_COMMENT = 4096
-"""Characters of a comment that is read; a longer one allows nothing."""
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]{1,12})(?:@(?P<before>[0-9]{1,5}))?", re.ASCII)
 _DEFAULT_BEFORE_S = 60
 """Slurm's, where --signal names no time."""
@@ -20,7 +19,7 @@ _ENDS_JOB = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT}
 
 def consent_words(comment: str) -> frozenset[str]:
     """The words of almanac in a comment, lower-case as documented; other text stands around them, by blank or comma."""
-    if len(comment) > MAX_COMMENT:
+    if len(comment) > MOST_USER_TEXT:
         return frozenset()
     return frozenset(re.split(r"[\s,]+", comment)) & {ANY_GPU, MOVABLE}
 
@@ -77,8 +76,8 @@ def requeue_terms(script: str, submit_line: str, appends_by_default: bool) -> Re
     asks to empty the output counts. appends_by_default: JobFileAppend of slurm.conf. Options of the environment
     (SBATCH_OPEN_MODE) are not seen.
     """
-    if not submit_line:
-        return RequeueTerms(why_not="its submit line is not in Slurm's accounting")
+    if not submit_line or len(submit_line) > MOST_USER_TEXT:
+        return RequeueTerms(why_not="its submit line is not in Slurm's accounting, or too long")
     try:
         found = {option.name: str(option.value) for option in parse_script(script)}
     except RequestError:

@@ -46,6 +46,8 @@ def type_request(
     constraints: str, requests: Mapping[RequestKey, str], types: Collection[str], select_by: TypeSelector
 ) -> TypeRequest | None:
     """None where almanac does not know how to change the request, and keep all else that it asks for."""
+    if sum(map(len, requests.values())) > MAX_TEXT:
+        return None
     if select_by == "gres":
         return _gres_request(requests, types)
     return _constraint_request(constraints, types)

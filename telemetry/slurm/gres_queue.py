@@ -214,7 +214,7 @@ def _counts(text: str, pattern: re.Pattern[str]) -> dict[str, int] | None:
 
 
 def _terms(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[str | None, int]]:
-    for term in re.sub(r"\((?!null\))[^)]*\)", "", text).split(","):
+    for term in re.sub(r"\((?!null\))[^()]*\)", "", text).split(","):
         if term.split(":")[0] == "gpu":
             match = pattern.fullmatch(term)
             yield (match["type"] or ANY_TYPE, int(match["count"])) if match else (None, 0)

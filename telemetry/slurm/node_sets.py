@@ -210,7 +210,7 @@ def _fits(need: _Need, kind: _Kind) -> bool:
 @lru_cache(maxsize=4096)
 def _gpus(gres: str, gpu_type: str, name: str = "gpu") -> int:
     """GPUs of a type, or of any, of "gpu:a100:4(S:0-1),gpu:v100:2". name: of another GRES."""
-    terms = [parse_gpus(term, name) for term in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    terms = [parse_gpus(term, name) for term in re.sub(r"\([^()]*\)", "", gres).split(",")]
     return sum(gpus.count for gpus in terms if not gpu_type or gpus.type == gpu_type)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from almanac.errors import RequestError
+from almanac.units import MOST_USER_TEXT
 
 
 def _names(text: str) -> frozenset[str]:
@@ -53,6 +54,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 HET_WORDS = ("hetjob", "packjob")
 MAGIC = ("#SBATCH", "#SLURM")
+CUT = "\0"
 BLANK = " \t\v\f\r"
 
 
@@ -74,10 +76,17 @@ def parse_script(text: str) -> list[Option]:
 
     The rules are sbatch's own: a line counts only where #SBATCH stands at its very beginning; words may be quoted or
     escaped; an unescaped # begins a comment; an option and its value may stand on two lines. Raises RequestError
-    where a quote is not closed, as sbatch refuses it.
+    where a quote is not closed, as sbatch refuses it, and where these lines have more than MOST_USER_TEXT characters.
     """
     words: list[tuple[str, str]] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    lines = text[:MOST_USER_TEXT].split("\n")
+    if len(text) > MOST_USER_TEXT:
+        lines[-1] = CUT
+    for number, line in enumerate(lines, 1):
+        if line == CUT:
+            raise RequestError(
+                f"the #SBATCH lines have more than {MOST_USER_TEXT} characters", "put them first, and the rest below"
+            )
         word = next((word for word in MAGIC if line.startswith(word)), None)
         if word:
             found = split_words(line[len(word) :], number)

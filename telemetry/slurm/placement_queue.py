@@ -154,7 +154,7 @@ def _used(text: str) -> dict[str, int] | None:
 def gpu_counts(text: str) -> dict[str, int]:
     """GPUs by type of "gpu:a100:3(S:0-1),gpu:h100:1(IDX:0)"; "" for no type. Other GRES are passed over."""
     counts: dict[str, int] = {}
-    for term in re.sub(r"\((?!null\))[^)]*\)", "", text).split(","):
+    for term in re.sub(r"\((?!null\))[^()]*\)", "", text).split(","):
         match = _GPU.fullmatch(term.strip())
         if match:
             kind = match["type"] or ""

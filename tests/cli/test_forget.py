@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from telemetry.ingest import LEFT_OUT, ConfiguredSources, ingest_all
 from telemetry.store.atomic import locked
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
+from telemetry.store.user_removal import published_places
 
 T0_S = 1_790_000_000
 UID, OTHER_UID = 60_123, 60_124
@@ -325,3 +327,26 @@ def test_a_damaged_file_may_hold_rows_of_the_person_and_is_not_passed_over(plain
     assert f"{path}: damaged, so what it holds of the user cannot be removed" in said
     path.write_bytes(whole)
     assert plain.forget()[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_mounts_over_a_user_s_files_keep_nothing(tmp_path: Path) -> None:
+    """A user can mount FUSE file systems over files of their own; unlink then says EBUSY."""
+    for name in ("user/7/reports/list", "mail/7", "sched/7"):
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+        os.chown(path, 7, 7)
+        for _ in range(2):
+            subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "user/7/reports")], check=True)
+    try:
+        places = list(published_places(tmp_path, 7))
+        assert [kept.number for kept in places] == [1, 1, 1]
+        for kept in places:
+            kept.remove()
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+        assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    finally:
+        for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+            if str(tmp_path) in line:
+                subprocess.run(["umount", "-l", line.split()[4]], check=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield from running_site(tmp_path, monkeypatch)
 
 
+FULL = 3
 POINTS = 8
 """Of its steps, a hundred or so, at which a run is killed."""
 
@@ -317,6 +320,38 @@ def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while(
     faults = [site.due(site.app.clock_s + 60).faults for _ in range(6)]
     assert all("the clock was set" in each for [each] in faults[:5]) and faults[5] == []
     site.ends(2, site.app.clock_s - 60)
-    site.ingest(site.app.clock_s - HOUR_S)
-    site.due(site.app.clock_s + 60)
-    assert site.jobs_told[-1] == "2"
+    site.ingest(min(NOW_S, site.app.clock_s - HOUR_S))
+    outcome = site.due(site.app.clock_s + 60)
+    assert site.jobs_told[-1:] == ["2"], outcome
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_is_full_from_any_step_on_loses_and_doubles_no_mail(site: Site) -> None:
+    scenario(site)
+    site.says_ended(2, 3, 4, 5, 6, 11, 12, 13)
+    before = shutil.copytree(site.root, site.root.with_name(f"{site.root.name}-before"))
+    disk = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(site.root)]
+    subprocess.run(disk, check=True)
+    try:
+        with killed_runs(site) as run:
+            code, steps, expected = 0, "", list[str]()
+            numbers = [0]
+            while numbers:
+                number = numbers.pop()
+                for path in site.root.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.copytree(before, site.root, dirs_exist_ok=True)
+                site.server.taken.clear()
+                code, steps = run(number, str(site.root / "ballast"), family_wait_min=60)
+                assert code == 0
+                if not number:
+                    expected = sorted(site.server.ids)
+                    numbers = [1 + int(steps) * part // FULL for part in range(FULL)]
+                    continue
+                assert run(0, "full", family_wait_min=60, at_s=NOW_S + 360)[0] == 0  # the next run finds it full, too
+                (site.root / "ballast").unlink()
+                for later_s in (420, 1500):
+                    assert run(0, family_wait_min=60, at_s=NOW_S + later_s)[0] == 0
+                assert sorted(site.server.ids) == expected, (number, steps)
+    finally:
+        subprocess.run(["umount", str(site.root)], check=True)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -293,6 +294,29 @@ def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:
         outbox.put(unnamed, NOW_S)
     assert outbox.waiting(NOW_S, "test") == [run(1)]
     assert outbox.put(message(1, run(1)), NOW_S)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_fills_while_the_server_takes_a_mail_has_room_for_its_record(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with Outbox(outbox_path(tmp_path)) as outbox:
+            for number in (1, 2):
+                outbox.put(replace(message(number), raw=bytes(100_000)), NOW_S)
+            first, second = outbox.ready(NOW_S, 2)
+            outbox.trying(first, NOW_S + 900)
+            with contextlib.suppress(OSError), (tmp_path / "ballast").open("wb", buffering=0) as ballast:
+                while ballast.write(bytes(512)):
+                    pass
+            outbox.sent(first, NOW_S)
+            with pytest.raises(StoreError, match="No space left"):
+                outbox.trying(second, NOW_S + 900)
+            (tmp_path / "ballast").unlink()
+            outbox.trying(second, NOW_S + 900)
+            outbox.sent(second, NOW_S)
+            assert outbox.counts().sent == {"job": 2}
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 # Ends with SIGKILL before statement number kill_at; begins again where it finds the outbox, as a timer's runs do.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +11,13 @@ import pytest
 
 from slurm_hooks.pack.allocation import cpu_parts, gpus_of, threads_for, why_not
 from slurm_hooks.pack.faults import Failure, innocent
-from slurm_hooks.pack.folder import MOST_PATH, abandoned, new_token, path_for, places
+from slurm_hooks.pack.folder import MOST_PATH, abandoned, is_safe, new_token, path_for, places
 from slurm_hooks.pack.items import Item, indices_of, items_of, parse_indices
 from slurm_hooks.pack.launcher import make_gpus
 from slurm_hooks.pack.mps import Mps
 from slurm_hooks.pack.options import Options, parse_options
 from slurm_hooks.pack.output import output_path
+from slurm_hooks.pack.processes import TASK_MARK, marked
 
 
 def _array(task: int, first: int, last: int, step: int, count: int) -> dict[str, str]:
@@ -233,3 +235,26 @@ def test_no_module_of_the_launcher_needs_a_library() -> None:
         "slurm_hooks.submit.sbatch_almanac", "slurm_hooks.pack",
         *(f"slurm_hooks.pack.{path.stem}" for path in folder.glob("*.py")),
     }  # fmt: skip
+
+
+def test_a_place_is_safe_only_below_folders_that_no_other_user_can_change(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b"
+    place.mkdir(parents=True)
+    assert is_safe(str(place))
+    for mode, is_closed in ((0o777, False), (0o770, False), (0o1777, True), (0o755, True)):
+        place.parent.chmod(mode)
+        assert is_safe(str(place)) is is_closed, oct(mode)
+    (tmp_path / "link").symlink_to(place)
+    assert is_safe(str(tmp_path / "link"))
+    place.parent.chmod(0o777)
+    assert not is_safe(str(tmp_path / "link"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read other users' environments")
+def test_a_run_of_root_counts_no_process_of_another_user() -> None:
+    token = new_token("0")
+    environment = {TASK_MARK: token, "PATH": os.defpath}
+    for user, number in ((60_001, 0), (0, 1)):
+        with subprocess.Popen(["sleep", "60"], env=environment, user=user) as process:
+            assert len(marked(TASK_MARK, token)) == number
+            process.kill()

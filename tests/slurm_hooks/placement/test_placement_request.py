@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from almanac.tres import parse_gpus
 from slurm_hooks.placement.consent import accepts_any, checkpoint_signal, is_movable, requeue_terms
 from slurm_hooks.placement.log import is_sendable
 from slurm_hooks.placement.request import names_one, type_request
+from telemetry.slurm.placement_queue import gpu_counts
 
 TYPES = ("a100", "h100", "v100")
 
@@ -131,3 +133,20 @@ APPEND = "#!/bin/sh\n#SBATCH --open-mode=append\n#SBATCH --signal=B:USR1@30\n"
 def test_the_terms_of_a_requeue(script: str, line: str, default: bool, why_not: str) -> None:
     found = requeue_terms(script, line, default).why_not
     assert (why_not in found) if why_not else not found
+
+
+@pytest.mark.parametrize("script", ["#SBATCH " + "a " * 2_000_000, "#SBATCH -J a\n" * 300_000, "#\n" * 2_000_000])
+def test_a_script_with_megabytes_of_options_allows_nothing(script: str) -> None:
+    assert requeue_terms(script, "sbatch run.sh", False).why_not == "its script's options cannot be read"
+
+
+def test_a_long_script_below_its_options_is_read() -> None:
+    assert requeue_terms(f"{APPEND}sleep 1\n{'x' * 4_000_000}", "sbatch run.sh", False).why_not == ""
+
+
+@pytest.mark.parametrize("text", ["(" * 1_000_000, "gpu:1(IDX:" * 100_000, "gpu:a," * 200_000])
+def test_a_long_request_of_gpus_is_read_in_linear_time(text: str) -> None:
+    """Seconds for each became hours: the square of a million."""
+    gpu_counts(text)
+    parse_gpus(text)
+    assert type_request("", {"TresPerJob": text}, ("a",), "gres") is None
