@@ -20,7 +20,7 @@ _UNUSED = {
     "leaf_weight": (0, _FLOATS), "leaf_count": (0, _INTEGERS), "split_gain": (1, _FLOATS),
     "internal_value": (1, _FLOATS), "internal_weight": (1, _FLOATS), "internal_count": (1, _INTEGERS),
 }  # fmt: skip
-"""Fields that no prediction uses: by how many values they have fewer than the tree has leaves, and of which form."""
+"""Fields that no prediction uses: by how many values they have fewer than the tree has leaves, and their form."""
 _SINGLE = {"num_leaves", "num_cat", "is_linear", "shrinkage", "leaf_value", "cat_boundaries", "cat_threshold"}
 _HEADER = {"objective", "feature_names", "feature_infos", "max_feature_idx", "tree_sizes", "version", "num_class",
            "num_tree_per_iteration", "label_index"}  # fmt: skip

@@ -208,6 +208,8 @@ def explained(path: Path) -> Iterator[None]:
         is_damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         hint = "move it away: what it holds will not be sent" if is_damaged else "see that its disk has room"
         raise StoreError(f"{path}: the outbox cannot be used: {error}", hint) from error
+    except UnicodeDecodeError as error:  # in sqlite's words about a damaged schema, or in a damaged text
+        raise StoreError(f"{path}: the outbox is damaged", "move it away: what it holds will not be sent") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be opened: {error.strerror}", "run this as the store's owner") from error
 

@@ -8,6 +8,9 @@ DuckDB does not compare them; what reads through pyarrow here does.
 from __future__ import annotations
 
 import contextlib
+import json
+import resource
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +24,7 @@ import pyarrow.parquet as pq
 
 from almanac.errors import BusyError, StoreError
 from telemetry.store.database import connect
-from telemetry.store.probe import Kind, probe
+from telemetry.store.probe import FILE_S, MEMORY_BYTES, Kind, probe
 from telemetry.store.schema import TABLES, Table
 from telemetry.store.seals import WHOLE_BYTES, Look, look_at
 
@@ -69,11 +72,22 @@ def look(path: Path, whole_bytes: int | None = WHOLE_BYTES) -> Look:
         return Look(f"it cannot be read: {error.strerror}")
 
 
+def try_files(kind: Kind, names: Sequence[str]) -> None:
+    """Print a line for each file: why it cannot be read, as JSON. Called in the process of its own."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES if most < 0 else min(MEMORY_BYTES, most), most))
+    for name in names:
+        signal.alarm(FILE_S)
+        print(json.dumps(fault_in_process(Path(name), kind)), flush=True)
+
+
 def fault_in_process(path: Path, kind: Kind) -> str:
     """Return why a file cannot be read or believed; "" if it can be. Native readers run in the calling process."""
     try:
         if kind == "import":
-            _read_through(path)
+            with contextlib.suppress(Exception):  # the reader says it itself, and keeps the rows before it
+                _read_through(path)
             return ""
         with open_checked(path) as file:
             fault = _column_fault(file, TABLES[path.parents[2].name])
@@ -82,8 +96,8 @@ def fault_in_process(path: Path, kind: Kind) -> str:
         return fault or _query_fault(path)
     except FileNotFoundError:
         return ""  # replaced or removed while we looked: no damage
-    except pa.ArrowInvalid as error:
-        return "no whole Parquet file" if kind != "import" else _short(error)
+    except pa.ArrowInvalid:
+        return "no whole Parquet file"
     except _UNREADABLE as error:
         return _short(error)
 

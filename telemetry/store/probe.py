@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import subprocess
 import sys
@@ -19,11 +18,11 @@ _PROGRAM = """
 import json, sys
 task = json.load(sys.stdin)
 sys.path[:] = task["path"]
-from telemetry.store.probe import try_files
+from telemetry.store.damage import try_files
 try_files(task["kind"], task["files"])
 """
-_FILE_S = 60
-_MEMORY_BYTES = 2**34
+FILE_S = 60
+MEMORY_BYTES = 2**34
 
 
 def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
@@ -41,7 +40,7 @@ def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
 
 
 def require_readable(path: Path) -> None:
-    """Raise FileFormatError for a Parquet file, not of the store, that native readers cannot read."""
+    """Raise FileFormatError for a Parquet file, not of the store, that ends or hangs native readers."""
     if fault := probe([path], "import")[path]:
         raise FileFormatError(f"{path}: cannot be read: {fault}", "export it again")
 
@@ -49,19 +48,7 @@ def require_readable(path: Path) -> None:
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
     """Why the process gave no answer about a file."""
     if done.returncode == -signal.SIGALRM:
-        return f"damaged: not read within {_FILE_S} s"
+        return f"damaged: not read within {FILE_S} s"
     if done.returncode < 0:
         return f"damaged: {signal.Signals(-done.returncode).name} ended the process that tried to read it"
     return (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it could not be tried"])[-1]
-
-
-def try_files(kind: Kind, names: Sequence[str]) -> None:
-    """Print a line for each file: why it cannot be read, as JSON. Called in the process of its own."""
-    from telemetry.store.damage import fault_in_process
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES if most < 0 else min(_MEMORY_BYTES, most), most))
-    for name in names:
-        signal.alarm(_FILE_S)
-        print(json.dumps(fault_in_process(Path(name), kind)), flush=True)

@@ -468,3 +468,12 @@ class Transitions(RuleBasedStateMachine):
 
 TestTransitions = Transitions.TestCase
 TestTransitions.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_a_schema_that_is_no_text_is_damage(path: Path) -> None:
+    with Outbox(path):
+        pass
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE ", b"CREATE TABLE\xa0"))
+    with pytest.raises(StoreError, match=r"outbox is damaged|cannot be used") as caught, Outbox(path):
+        pass
+    assert "move it away" in caught.value.hint
