@@ -24,7 +24,6 @@ from advisor.duration.features import (
     outcomes,
     texts_of,
 )
-from almanac.names import is_family
 
 NEWEST = 8
 DECAY = 0.8
@@ -178,8 +177,7 @@ class JobHistory:
         values = [*_requested(job)]
         family = self._families.find(job.user, job.name_key) if self._families else job.name_key
         for key in _groups(job.user, family, job.shape, job.time_limit_s, job.is_scheduled):
-            # Unrelated jobs share the key of no family: it tells nothing of the next one.
-            group = self._groups.get(key) if len(key) < 2 or key[1] != family or is_family(family) else None
+            group = self._groups.get(key)
             values.extend(group.features(job.submit_s) if group else _NONE_ENDED + _NONE_RUNNING)
         return tuple(values)
 

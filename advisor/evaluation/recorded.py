@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from almanac.config import Tier
+from almanac.names import is_family, name_key
 from almanac.records import Request
 from almanac.tiers import requested_tier
 
@@ -47,6 +48,8 @@ def _request(
     """gpu_type: as recorded; where an older record does not have it, that of the tier. A rule is recorded as key."""
     gres = tier.gres if tier else ""
     known = {"job_name": row.pop("name"), **row, "is_array": is_array}
+    if not row["rule"] or is_family(name_key(str(known["job_name"]))):
+        known["rule"] = ""
     known["time_limit_s"] = int(limit_s) if limit_s > 0 else None
     known |= {"gpu_type": gpu_type or gres, "gres": f"gpu:{gres}:{row['gpu_count']}" if gres else ""}
     request = Request(**known)  # type: ignore[arg-type]

@@ -246,7 +246,7 @@ local BEGINNINGS = { "sys/dashboard/", "ondemand/", "spawner-", "jupyterhub-", "
 local GENERIC = [[
  sbatch wrap interactive stdin nojobname noname unnamed untitled none null default nan unknown bash sh zsh ksh csh 
  tcsh dash fish env python ipython perl julia matlab rscript java node srun salloc mpirun mpiexec orted hydra pmi 
- proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container uv conda exec 
+ proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container conda exec 
  launch launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate gnome vnc 
  novnc apps app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel kernel 
  rstudio server vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console dask 

@@ -57,9 +57,7 @@ JOBS = pa.schema(
         _field("name", _TEXT, "null: unknown; never read from text output, which a user can forge"),
         _field("name_key", _TEXT, "key of the job family (almanac.names.name_key); - for none"),
         _field(
-            "script_key",
-            _TEXT,
-            "hash of script or --wrap command, work directory, and argument names; null: none, or not recorded",
+            "script_key", _TEXT, "hash of script or --wrap, folder, and argument names; null: none, or not recorded"
         ),
         _field("refuses_mail", pa.bool_(), "whether its comment has almanac:nomail; null: unknown"),
         _field("is_packed", pa.bool_(), "whether its comment has almanac:packed; null: no comment recorded"),
