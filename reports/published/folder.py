@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import write_atomically
 from telemetry.store.outgoing import REPORTS, Outgoing
 from telemetry.store.user_files import explained
@@ -78,7 +79,7 @@ class OwnFolder:
     def _manifest(self, cluster: str) -> dict[str, Any]:
         """The manifest; empty if this cluster has none. Raises ValueError, KeyError, or TypeError if it is damaged."""
         try:
-            document = json.loads((self.outgoing.root / MANIFEST).read_bytes())
+            document = read_json(self.outgoing.root / MANIFEST)
         except OSError:
             return {}
         return dict(document) if document["cluster"] == cluster else {}
@@ -92,4 +93,4 @@ class OwnFolder:
         }
         path = self.outgoing.root / MANIFEST
         with explained(path, self.outgoing.root):
-            write_atomically(path, json.dumps(document).encode("ascii"))
+            write_atomically(path, with_checksum(json.dumps(document)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from almanac.errors import NotAllowedError
 from almanac.kept import Kept
+from almanac.plain_file import read_json, with_checksum
 from reports.published.folder import MANIFEST
 from telemetry.store.atomic import write_atomically
 from telemetry.store.outgoing import all_outgoing
@@ -29,14 +30,14 @@ def _remove(root: Path, user: str) -> None:
     theirs = _theirs(document, user)
     if theirs:
         users = {uid: listed for uid, listed in document["users"].items() if uid not in theirs}
-        write_atomically(root / MANIFEST, json.dumps({**document, "users": users}).encode("ascii"))
+        write_atomically(root / MANIFEST, with_checksum(json.dumps({**document, "users": users})))
 
 
 def _read(root: Path) -> dict[str, Any]:
     """Empty if there is none, or if it is damaged: publish then makes a new one."""
     try:
-        document = json.loads((root / MANIFEST).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+        document = read_json(root / MANIFEST)
+    except (FileNotFoundError, ValueError):
         return {}
     except PermissionError as error:
         raise NotAllowedError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from advisor.mig.sizes import WHOLE, sizes_of
 from almanac.errors import FileFormatError
 from almanac.mig import MigModel, profile_name
+from almanac.plain_file import parse_json, read_plain
 from simulator.mig.demand import SliceRequest, shape_of
 from telemetry.store.probe import require_readable
 
@@ -50,9 +50,11 @@ def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
             require_readable(path)
             rows: Any = parquet.read_table(path).to_pylist()
         elif path.suffix.lower() in (".json", ".jsonl"):
-            text = path.read_text(encoding="utf-8")
+            text = read_plain(path).decode("utf-8")
             is_list = text.lstrip().startswith("[")
-            rows = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+            texts = [text] if is_list else [line for line in text.splitlines() if line.strip()]
+            rows = [parse_json(each.encode()) for each in texts]
+            rows = rows[0] if is_list else rows
         else:
             with path.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from almanac.errors import FileFormatError
+from almanac.plain_file import read_json
 
 Kind = tuple[str, int]
 """Name of a type of job, and its number of GPUs."""
@@ -114,10 +114,10 @@ def read_pairs(path: Path, gpu_type: str) -> PairTable:
 
 def _type_of(path: Path, gpu_type: str) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        content = read_json(path)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}", "check the path and its rights") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FileFormatError(f"{path}: is not JSON", "give a file of pairs in Gavel's format") from error
     known = [name for name, value in content.items() if isinstance(value, dict)] if isinstance(content, dict) else []
     if gpu_type not in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from almanac.errors import FileFormatError
+from almanac.plain_file import parse_json
 
 _PLACES = {7: (4, 6, 5), 10: (5, 6, 9)}
 """Number of fields to the places of steps, GPUs, and arrival, as the two versions of Gavel write them."""
@@ -72,13 +72,13 @@ def _row(fields: Sequence[str]) -> tuple[float, float, float] | None:
 def read_gavel_types(path: Path, types: Sequence[str]) -> list[dict[tuple[str, int], float]]:
     """For each type, steps/s by kind and GPUs, of jobs alone on consolidated GPUs; () for the first of GPU_TYPES."""
     try:
-        content = json.loads(_text(path))
+        content = parse_json(_text(path).encode())
         known = [name for name in content if isinstance(content[name], dict)]
         wanted = types or [next(name for name in GPU_TYPES if name in content)]
         if absent := [name for name in wanted if name not in known]:
             raise FileFormatError(f"{path}: has no GPU type {absent[0]}", f"use types of {', '.join(known)}")
         return [_of_type(content[name]) for name in wanted]
-    except (StopIteration, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (StopIteration, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(
             f"{path}: is not a file of Gavel's throughputs", f"give one with a table {', or '.join(GPU_TYPES)}"
         ) from error
