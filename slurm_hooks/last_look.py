@@ -7,11 +7,13 @@ something. What is left is the time of that one command: Slurm has no order that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from telemetry.slurm.backend import Node, PendingJob
-from telemetry.slurm.gres_queue import GresJob
-from telemetry.slurm.placement_queue import QueueJob
+
+if TYPE_CHECKING:  # the client package has no ClusterShell, which these need
+    from telemetry.slurm.gres_queue import GresJob
+    from telemetry.slurm.placement_queue import QueueJob
 
 AT_ONCE = 20
 """Jobs that one look and one command are for: the last one is told some 50 ms after its look."""
@@ -47,6 +49,8 @@ def _why(facts: Facts, seen: Facts | None) -> str:
 
 def job_facts(job: QueueJob | GresJob | PendingJob) -> Facts:
     """Everything that is known of a job but what Slurm itself changes while it waits."""
+    from telemetry.slurm.placement_queue import QueueJob
+
     if isinstance(job, QueueJob):
         own = {name: value for name, value in vars(job).items() if name not in ("gres", "record")}
         return {**job_facts(job.record), **job_facts(job.gres), **own}

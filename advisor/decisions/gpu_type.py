@@ -8,6 +8,7 @@ used: then there is no advice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -107,7 +108,7 @@ def _short(seconds: float) -> str:
 
 
 def ends_of(times: Sequence[RunTime], waits: Sequence[TypeWait], rules: GpuTypeRules) -> dict[str, TypeEnd]:
-    """The ends by type, of the types with a run time and a wait that is young enough. A wait of the future is none."""
+    """The ends by type, of types with a known run time and a young enough wait. A wait of the future is none."""
     fresh = {wait.gpu_type: wait for wait in waits if 0 <= rules.now_s - wait.as_of_s <= rules.max_age_s}
     return {
         time.gpu_type: TypeEnd(
@@ -119,7 +120,7 @@ def ends_of(times: Sequence[RunTime], waits: Sequence[TypeWait], rules: GpuTypeR
             fresh[time.gpu_type],
         )
         for time in times
-        if time.gpu_type in fresh
+        if time.gpu_type in fresh and math.isfinite(fresh[time.gpu_type].high_s + time.high_s)
     }
 
 
@@ -132,7 +133,8 @@ def decide_type(
 ) -> TypeAdvice | None:
     """The type that ends the job sooner than those asked for; None where none surely does.
 
-    limit_s: the job's time limit, None if it names none. A type on which the job could reach it is not advised.
+    limit_s: the job's time limit, None if it names none. A type on which the job could reach it is not advised; none is
+    if either is NaN (not known).
 
     asked: names of the types that the request accepts; empty: any. Slurm starts the job on the type that is free first,
     so that one is compared.
@@ -156,7 +158,7 @@ def _order(end: TypeEnd) -> tuple[float, str]:
 
 
 def _is_better(end: TypeEnd, current: TypeEnd, rules: GpuTypeRules, limit_s: float | None) -> bool:
-    if limit_s is not None and end.time.longest_s > limit_s:
+    if limit_s is not None and not end.time.longest_s <= limit_s:
         return False
     gain_s = current.end_s - end.end_s
     return gain_s > 0 and gain_s >= rules.min_gain * current.end_s and end.high_s < current.low_s

@@ -33,7 +33,8 @@ def site_factor(gpu_time_s: float, priority: Priority) -> int:
 
     It never rises with the GPU-time.
     """
-    held_s = min(max(gpu_time_s, priority.min_gpu_time_s), priority.max_gpu_time_s)
+    # In this order NaN, a GPU-time that is not known, is the greatest.
+    held_s = max(priority.min_gpu_time_s, min(priority.max_gpu_time_s, gpu_time_s))
     return round(priority.points_per_e * math.log(priority.max_gpu_time_s / held_s))
 
 

@@ -12,18 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advisor.decisions.gpu_type import GpuTypeRules, decide_type
 from advisor.decisions.memory import decide_memory
+from advisor.decisions.mig_raise import PendingSlice, decide_raises
 from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
+from advisor.decisions.power import DemandView, ForecastController, KeepWarm, Settings
+from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
+from advisor.decisions.priority import decide_priority
 from advisor.duration.features import submission_of
+from advisor.duration.overrun import Overrun
 from advisor.memory.bound import calibrate
 from advisor.memory.calibration import Calibration
 from advisor.memory.peak_store import remember_peaks
 from advisor.mig.compute_need import activity_of, slow_down
 from advisor.packing.evidence import packing_families
+from advisor.waits.view import TypeWait
 from almanac.config import Config
 from almanac.mig import mig_models
 from almanac.records import Request
 from almanac.slices import SliceShare
+from almanac.submit_config import Priority
+from slurm_hooks.advice.times_file import PublishedTime
 from slurm_hooks.mig.demand import smallest_shape
 from telemetry.metrics.preallocation import is_reserved_share
 
@@ -131,6 +140,69 @@ def test_a_slice_stays_what_it_was_where_memory_or_use_is_unknown(ran_on: str, c
     assert smallest_shape(model, ran_on, None, use, config.advice) == ran_on
     assert smallest_shape(model, ran_on, math.nan, use, config.advice) == ran_on
     assert smallest_shape(model, ran_on, 1000.0, None, config.advice) == ran_on
+
+
+TIMES = {"run_s": 3600.0, "low_s": 3500.0, "high_s": 3700.0, "longest_s": 4000.0}
+WAITS = {"wait_s": 600.0, "low_s": 500.0, "high_s": 700.0}
+"""Of type a, beside which b is slower, and free now."""
+
+
+@given(name=st.sampled_from([*TIMES, "gone"]), of_wait=st.sampled_from([*WAITS, "gone"]), limit_s=st.floats(60, 1e5))
+def test_gpu_type(name: str, of_wait: str, limit_s: float) -> None:
+    """A limit that is not known can be any, and a run time or wait of the type asked for the shortest."""
+
+    def advised(a: dict[str, float] | None, wait: dict[str, float] | None, limit_s: float | None) -> str | None:
+        slower = PublishedTime("b", 3620.0, 3600.0, 3640.0, 4100.0, 9, "own runs")
+        times = [slower, *([PublishedTime("a", **a, runs=9, source="own runs")] if a else [])]
+        waits = [TypeWait("b", 0.0, 0.0, 0.0, NOW_S), *([TypeWait("a", **wait, as_of_s=NOW_S)] if wait else [])]
+        found = decide_type(times, waits, ["a"], GpuTypeRules(NOW_S, min_gain=0.05), limit_s)
+        return found.best.gpu_type if found else None
+
+    late = {each: 10 * value for each, value in WAITS.items()}
+    assert advised(TIMES, late, math.inf) == advised(TIMES, late, 4100.0) == "b"
+    assert advised(TIMES, late, math.nan) is None
+    known = advised(TIMES, late, limit_s)
+    assert advised({**TIMES, "longest_s": math.nan}, late, limit_s) == known  # a is not the type advised
+    unknown = None if name == "gone" else {**TIMES, name: math.nan}
+    assert advised(unknown, late, None) is None or name == "longest_s"
+    assert advised(TIMES, None if of_wait == "gone" else {**late, of_wait: math.nan}, None) is None
+
+
+@given(st.sampled_from(["idle_since_s", "flags"]), st.integers(0, 4), st.integers(0, 5))
+def test_power(name: str, place: int, target: int) -> None:
+    """A node of which something is not known stays on, and counts for nothing that lets another one go."""
+    nodes = [PowerNode(f"n{number}", 0, NodeFlag(0), NOW_S - 10_000 - number) for number in range(5)]
+    unknown = dataclasses.replace(nodes[place], **{name: None if name == "idle_since_s" else NodeFlag.UNKNOWN})
+    after = [*nodes[:place], unknown, *nodes[place + 1 :]]
+    plan, seen = (select_nodes(each, target, PowerLimits(), NOW_S) for each in (nodes, after))
+    assert unknown.name not in seen.power_down and len(seen.power_down) <= len(plan.power_down)
+    assert select_nodes(nodes, None, PowerLimits(), NOW_S).power_down == ()
+
+
+@given(st.sampled_from(["active", "recent", "levels"]), st.booleans())
+def test_a_target_without_demand_or_forecast_powers_nothing_down(name: str, is_stale: bool) -> None:
+    levels = {(18, quantile): 2.0 for quantile in (0.5, 0.9, 0.99)}
+    view = DemandView(0, 20, 20, active=1.0, recent=1.0, levels=levels, expected={18: 1.0})
+    controllers = (ForecastController(Settings(0.05)), KeepWarm(1))
+    assert all(controller.target(view) is not None for controller in controllers)
+    view = view._replace(**{name: None}, is_stale=is_stale)
+    assert controllers[0].target(view) is None
+    assert controllers[1].target(view) is None or (name != "active" and not is_stale)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e9))
+def test_priority(known_s: float, other_s: float) -> None:
+    """A job whose GPU-time is not known stands behind all that are known, never before."""
+    priority, nobody = Priority(), Overrun()
+    unknown = decide_priority(math.nan, math.nan, nobody, "ann", (), priority)
+    assert unknown.site_factor <= decide_priority(known_s, other_s, nobody, "ann", (), priority).site_factor
+
+
+@given(st.lists(st.sampled_from(["1g", "2g", ""]), max_size=5), st.sampled_from(["2g", "", "3g"]))
+def test_a_slice_of_unknown_shape_is_neither_raised_nor_given(asked: list[str], idle: str) -> None:
+    pending = [PendingSlice(number, shape) for number, shape in enumerate(asked)]
+    for each in decide_raises(pending, {idle: 9}, ("1g", "2g")):
+        assert (each.old, each.new) == ("1g", "2g") and idle == "2g" and "2g" not in asked
 
 
 @given(peak=st.floats(1, 2e5), capacity=st.sampled_from([math.nan, math.inf]))
