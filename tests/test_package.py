@@ -24,7 +24,7 @@ HOME = "opt/slurm-almanac"
 
 
 CODE = "usr/share/almanac/python"
-MAX_CLIENT_BYTES = 1 << 20
+MAX_CLIENT_BYTES = 1_200_000
 """Goal for the package on login nodes."""
 
 
