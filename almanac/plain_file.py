@@ -1,6 +1,6 @@
 """Reading files whose content or kind somebody else may have changed: never waits, never reads without a bound.
 
-Every file of almanac's own is read through here, so that a FIFO, a device, or a bomb in its place is an error.
+Files of the store are read through here, so that a FIFO, a device, or a bomb in their place is an error.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class _Use:
         if not is_measured or why_not:
             verdict = record.verdict if record.verdict != OK else ""
             why_not = why_not or (PREALLOCATED if is_flat else verdict or NO_TELEMETRY)
-            if not is_measured and not is_flat and record.evidence != "none":
+            if not is_measured and not is_flat and record.evidence != "none" and peak_mib != 0:
                 least_mib = float(np.fmax(peak_mib, record.highest_mib)) * (1 + config.spike_margin)
                 return Run(math.nan, least_mib, False, False, is_failed, capacity_mib, *times, MAYBE_PREALLOCATED)
             return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from almanac import bounded
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, ConfigError
 from almanac.plain_file import read_plain
 from almanac.units import DAY_S, format_count, format_duration, printable
 from cli.app import App
@@ -120,7 +120,7 @@ def _this_host(app: App) -> HostCheck:
     bin_dir = app.config.slurm.bin_dir
     path = ":".join(filter(None, (bin_dir, os.environ.get("PATH", os.defpath))))
     said = ""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, ConfigError):
         argv, env = ["/bin/sh", str(_script())], {**os.environ, "PATH": path}
         done = bounded.run(argv, timeout_s=_TIMEOUT_S, most_bytes=1 << 20, env=env)
         said = done.stdout.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from advisor.decisions.packing import PackingAdvice
 from almanac.config import Config, Tier
 from almanac.hardware import GpuModel, gpu_models
-from almanac.mig import compute_slices
+from almanac.mig import engines_of
 from almanac.records import Advice
 from almanac.units import DAY_S, format_job_id
 from reports.job.ranks import Rank, SiteFigures, span_of
@@ -241,7 +241,10 @@ def _by_run(
 
 def _wanted(job: JobRow, metrics: MetricsRow, gpus: Sequence[GpuRow]) -> SeriesRequest:
     start_s, end_s = job["start_s"] or 0, job["end_s"] or 0
-    engines = {(row["host"], row["gpu"], row["mig"]): compute_slices(row["mig_profile"] or "") for row in gpus}
+    engines = {
+        (row["host"], row["gpu"], row["mig"]): engines_of(row["mig_profile"], row["gpu_model"], row["hbm_capacity_mib"])
+        for row in gpus
+    }
     units = sorted(engines)
     expected = next((row["expected_samples"] for row in gpus if row["expected_samples"]), None)
     return SeriesRequest(

@@ -171,7 +171,8 @@ def _of_slices(known: Collection[str]) -> dict[str, str]:
     """SQL of the counters that mean something else on a MIG instance, as `telemetry.metrics.samples` reads them."""
     names = ("gpu_util_pct", "sm_active_frac", "gr_engine_active_frac")
     util, sm, whole = (f"t.{name}" if name in known else "NULL::FLOAT" for name in names)
-    engine = f"CASE WHEN isnan({whole}) THEN NULL ELSE least({whole} * c.engines, 1) END"
+    # least() passes over a null: of an instance of unknown size the engine is not known.
+    engine = f"CASE WHEN isnan({whole}) OR {whole} * c.engines IS NULL THEN NULL ELSE least({whole} * c.engines, 1) END"
     own = f"CASE WHEN {sm} > 0 AND NOT isnan({sm}) THEN {sm} ELSE coalesce({engine}, {sm}) END"
     return {
         "gpu_util_pct": f"(CASE WHEN c.mig = '' THEN {util} ELSE 100 * {own} END)",

@@ -70,7 +70,8 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
             kinds.append(kind)
             # A row is looked up by name and GPU count alone, whatever the script.
             name = request.job_name if kind == FAMILY else ""
-            requests.append(dataclasses.replace(request, job_name=name, script_key=""))
+            rule = request.rule if kind == FAMILY else ""
+            requests.append(dataclasses.replace(request, job_name=name, script_key="", rule=rule))
     cut = families.loc[~fits, "user"].value_counts().to_dict()
     rows: dict[str, UserRows] = {}
     for kind, advice in zip(kinds, advise_many(requests, history, trained, config, now_s), strict=True):
@@ -96,7 +97,7 @@ def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now
     """
     counts = sorted(newest["gpu_count"].unique().tolist())[:MAX_GPU_COUNTS]
     requests = [
-        dataclasses.replace(request, user="", account="", job_name="", script_key="")
+        dataclasses.replace(request, user="", account="", job_name="", script_key="", rule="")
         for request in recorded_requests(newest[newest["gpu_count"].isin(counts)], config.tiers)
     ]
     said = [each for each in advise_many(requests, newest.head(0), trained, config, now_s) if each.priority]

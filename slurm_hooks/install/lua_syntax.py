@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 from almanac import bounded
+from almanac.errors import ConfigError
 
 LIBRARIES = ("liblua5.1.so.0", "liblua-5.1.so", "liblua5.3.so.0", "liblua5.4.so.0", "liblua-5.4.so", "liblua.so.5.4")
 COMPILERS = ("luac5.1", "luac", "luac5.3", "luac5.4")
@@ -40,7 +41,7 @@ def _verdicts(script: bytes) -> Iterator[str]:
     for program in filter(None, map(shutil.which, COMPILERS)):
         try:
             done = bounded.run([program, "-p", "-"], stdin=script, timeout_s=30, most_bytes=1 << 20)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ConfigError) as error:
             yield f"{program}: {error}"
         else:
             yield done.stderr.decode(errors="replace").strip() if done.code else ""

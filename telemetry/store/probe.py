@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -23,6 +24,8 @@ try_files(task["kind"], task["files"])
 """
 FILE_S = 60
 MEMORY_BYTES = 2**34
+UNTRIED = "not tried"
+"""Begins a fault that says nothing of the file, so that it is tried again next time."""
 
 
 def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
@@ -31,7 +34,7 @@ def probe(paths: Sequence[Path], kind: Kind) -> dict[Path, str]:
     while left:
         task = json.dumps({"path": sys.path, "kind": kind, "files": left}).encode()
         done = subprocess.run([sys.executable, "-I", "-c", _PROGRAM], input=task, capture_output=True, check=False)
-        said = [json.loads(line) for line in done.stdout.splitlines()]
+        said = _answers(done.stdout)
         found |= {Path(name): str(fault) for name, fault in zip(left, said, strict=False)}
         if len(said) < len(left):
             found[Path(left[len(said)])] = _ending(done)
@@ -45,10 +48,21 @@ def require_readable(path: Path) -> None:
         raise FileFormatError(f"{path}: cannot be read: {fault}", "export it again")
 
 
+def _answers(output: bytes) -> list[str]:
+    """What the process said of the first files. A native reader may have written into its output, or cut it short."""
+    said: list[str] = []
+    with contextlib.suppress(ValueError):
+        said.extend(str(json.loads(line)) for line in output.splitlines())
+    return said
+
+
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Why the process gave no answer about a file."""
+    """Return why the process gave no answer about a file."""
     if done.returncode == -signal.SIGALRM:
-        return f"damaged: not read within {FILE_S} s"
+        return f"{UNTRIED} within {FILE_S} s"
+    if done.returncode == -signal.SIGKILL:
+        return f"{UNTRIED}: the process that tried to read it was killed"
     if done.returncode < 0:
         return f"damaged: {signal.Signals(-done.returncode).name} ended the process that tried to read it"
-    return (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["it could not be tried"])[-1]
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+    return f"{UNTRIED}: {said[-1]}"

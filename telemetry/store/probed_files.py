@@ -15,6 +15,7 @@ from pathlib import Path
 from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import write_atomically
 from telemetry.store.damage import tried
+from telemetry.store.probe import UNTRIED
 from telemetry.store.seals import WHOLE_BYTES
 
 _NAME = ".probed-files.json"
@@ -30,14 +31,15 @@ class ProbedFiles:
 
     def faults(self, unsealed: Mapping[Path, str]) -> dict[Path, str]:
         """Return why files cannot be read, of those that cannot. unsealed: the checksum of each."""
-        known = self._read()
+        known, found = self._read(), dict[Path, str]()
         new = [path for path, checksum in unsealed.items() if checksum not in known]
         if new:
             whole = [path for path in new if _size(path) <= WHOLE_BYTES]
             found = tried(whole, [path for path in new if path not in set(whole)])
-            known |= {unsealed[path]: found.get(path, "") for path in new}
+            lasting = [path for path in new if not found.get(path, "").startswith(UNTRIED)]
+            known |= {unsealed[path]: found.get(path, "") for path in lasting}
             self._write(known)
-        return {path: known[checksum] for path, checksum in unsealed.items() if known[checksum]}
+        return found | {path: fault for path, checksum in unsealed.items() if (fault := known.get(checksum, ""))}
 
     def _read(self) -> dict[str, str]:
         try:

@@ -22,7 +22,7 @@ from advisor.service import advise, advise_many
 from almanac.config import Tier
 from almanac.config_file import parse_config
 from almanac.errors import BusyError, ConfigError, StoreError
-from almanac.records import Request
+from almanac.records import Advice, Request
 from almanac.tiers import requested_tier
 from slurm_hooks.advice import rows as advice_rows
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, look_up, parse
@@ -114,6 +114,23 @@ def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: 
     stranger = look_up(None, everybody, "fama-run#", 4)
     assert stranger is not None and stranger.file is everybody and stranger.row.kind == "G"
     assert {row.kind for row in everybody.rows} == {"G", "U"}
+
+
+def test_a_nameless_job_gives_no_row_for_other_names(
+    site: Site, jobs_of: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script is a family, but the row for a GPU count is for names that are not known."""
+    asked: list[Request] = []
+
+    def seen(requests: list[Request], *rest: Any) -> list[Advice]:
+        asked.extend(requests)
+        return advise_many(requests, *rest)
+
+    monkeypatch.setattr("slurm_hooks.advice.rows.advise_many", seen)
+    newest = {"user": "u1", "name": "bash", "gpu_count": 2, "script_key": "ab12"}
+    jobs_of(site.store, [{**newest, "job_id": 6000, "submit_s": NOW_S - 1000}])
+    site.publish()
+    assert {request.rule for request in asked if not request.job_name} == {""}
 
 
 def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_record_did(

@@ -58,6 +58,20 @@ def test_a_file_that_ends_its_native_reader_is_tried_once_in_another_process(
         Store.open(cluster.root).of(cluster.cluster).files("jobs")
 
 
+@pytest.mark.parametrize("program", ["os.kill(os.getpid(), 9)", "sys.exit('no memory')", "print('{', flush=True)"])
+def test_a_trial_that_says_nothing_of_the_file_is_repeated(
+    cluster: ClusterStore, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
+    path = cluster.files("jobs")[0]
+    pq.write_table(pq.read_table(path, partitioning=None), path)
+    with monkeypatch.context() as patched:
+        patched.setattr("telemetry.store.probe._PROGRAM", f"import os, sys; sys.stdin.read(); {program}")
+        with pytest.warns(DamageWarning, match="not tried"):
+            assert Store.open(cluster.root).of(cluster.cluster).files("jobs") == []
+    assert Store.open(cluster.root).of(cluster.cluster).files("jobs") == [path]
+
+
 def test_a_whole_file_without_a_seal_is_read(cluster: ClusterStore) -> None:
     cluster.write("jobs", pa.table({"job_id": [1], "submit_s": [10]}))
     path = cluster.files("jobs")[0]
