@@ -46,7 +46,7 @@ def require_readable(path: Path) -> None:
 
 
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Why the process gave no answer about a file."""
+    """The reason for no answer about a file."""
     if done.returncode == -signal.SIGALRM:
         return f"damaged: not read within {FILE_S} s"
     if done.returncode < 0:
