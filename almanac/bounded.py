@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 LINGER_S = 1.0
-"""How long a program that has ended may keep its output open through what it started (ssh's ControlPersist does)."""
+"""Time for which programs that an ended program started may keep its output open (ssh's ControlPersist does)."""
 AFTER_KILL_S = 5.0
 MOST_ERROR_BYTES = 1 << 20
 _PIECE = 1 << 16
@@ -28,7 +28,7 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     stdout: bytes

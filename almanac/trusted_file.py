@@ -71,7 +71,7 @@ def require_trusted(path: Path | str) -> None:
 
 
 def load_trusted(entry: EntryPoint) -> Any:
-    """What an entry point names. Raises ConfigError if this is root and others can change its package."""
+    """Load an entry point. Raises ConfigError if this is root and others can change its package."""
     package = find_spec(entry.module.partition(".")[0])
     if package and package.origin:
         require_trusted(package.origin)
@@ -83,7 +83,7 @@ def _is_owner(uid: int) -> bool:
 
 
 def trust_fault(path: Path | str, is_owner: Callable[[int], bool] = _is_owner) -> ConfigError | None:
-    """How others can change a file or replace it, with the fix; None if they cannot. Raises OSError."""
+    """Say how others can change or replace a file, with the fix; None if they cannot. Raises OSError."""
     found: list[ConfigError] = []
     os.close(_open(Path(path), is_owner, found.append))
     return found[0] if found else None

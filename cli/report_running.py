@@ -115,7 +115,7 @@ def _live(app: App, wanted: Sequence[Named]) -> tuple[list[LiveJob], str]:
 def _accounted(app: App, wanted: Sequence[Named]) -> list[dict[str, Any]]:
     """Ended jobs of the caller that only accounting has: jobs without GPUs, and those that ended a moment ago.
 
-    None where it does not answer: the error about unknown jobs then stands.
+    Empty if it does not answer: the error about unknown jobs then stands.
     """
     if not wanted:
         return []

@@ -20,7 +20,7 @@ AT_ONCE = 20
 Key = TypeVar("Key")
 Order = TypeVar("Order")
 Facts = Mapping[str, Any]
-"""What a decision relied on, by name: the identity of a job or node, its owner's choices, and operators' marks."""
+"""Grounds of a decision, by name: the identity of a job or node, its owner's choices, and operators' marks."""
 GONE = "it is gone"
 _OF_SLURM = {"priority", "reason", "task_count", "address", "cpu_count", "cpus", "memory_mib"}
 """Fields that Slurm itself changes while a job waits."""
@@ -60,7 +60,7 @@ def job_facts(job: QueueJob | GresJob | PendingJob) -> Facts:
 
 
 def requeued_facts(before: QueueJob, now: QueueJob) -> Facts:
-    """What stays of a job when Slurm queues it again, and nobody else changes it: before, of `before` itself."""
+    """The facts of a job that a requeue by Slurm keeps. Compare those of (before, before) and (before, now)."""
     kept = {name: value for name, value in job_facts(now).items() if name not in _OF_A_RUN}
     is_next = 0 <= now.gres.restarts - before.gres.restarts <= 1
     return {**kept, "restarts": is_next, "partitions": set(before.gres.partitions) <= set(now.gres.partitions)}

@@ -1,4 +1,4 @@
-"""What the advisor knows of past jobs: one row per started GPU job, with the HBM peak where it is informative."""
+"""History of past jobs for the advisor: one row per started GPU job, with the HBM peak where it is informative."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OF_ACCOUNTING = {
     "gpu_count_alloc": "j.gpu_count",
     "unasked_gpu_count": "j.unasked_gpu_count",
 }
-"""How a job ended, its use of CPUs and host memory, and the GPUs it was given (gpu_count: what it asked for)."""
+"""A job's end, its use of CPUs and host memory, and the GPUs it was given (gpu_count: those it asked for)."""
 _OF_JOBS = (frozenset(_BASE) - frozenset(_METRICS) - {"hbm_evidence"}) | {"job_id", "submit_s", "job", *_OF_ACCOUNTING}
 """Columns that need no row of job_metrics."""
 MAX_NAMELESS = 2000
@@ -131,7 +131,7 @@ def _history_schema() -> pa.Schema:
 
 
 HISTORY = _history_schema()
-"""What `load_history_table` can give: the columns of `load_history`, then every other one of job_metrics."""
+"""Schema of `load_history_table`: the columns of `load_history`, then every other one of job_metrics."""
 UNITS = {
     "job": "id as Slurm shows it: 1234, a task 1234_5, or a component 1234+1",
     "gpu_count_alloc": "GPUs allocated; null: not recorded",
@@ -159,7 +159,8 @@ def load_history(
     Partitions and counts of nodes, CPUs, and GPUs are what was asked for, as a request of the same job names them; what
     was allocated (a whole node, with --exclusive) only where accounting does not have that. Missing numbers are NaN, a
     missing tier is None. hbm_evidence says where hbm_peak_mib comes from: "telemetry", "jobstats", "preallocated" (then
-    the peak says nothing of the need and is NaN) or "none". hbm_max_mib is the highest sample, whatever the verdict.
+    the peak does not show the need and is NaN), "unclear" (a peak that is perhaps preallocated), or "none". hbm_max_mib
+    is the highest sample, whatever the verdict.
     """
     with store.connect() as db:
         if user is None:

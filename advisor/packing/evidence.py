@@ -160,7 +160,7 @@ def _family(columns: _Columns, rows: npt.NDArray[np.intp], rules: PackingRules) 
 
 
 def _is_preallocated(of_all: Collection[str], of_usable: Collection[str]) -> bool | None:
-    """Whether a run reserved its peak, from the evidence of each run; False only where every usable run tells."""
+    """Return True if a run reserved its peak, False if every usable run shows its need, and None otherwise."""
     if "preallocated" in of_all:
         return True
     is_told = "unclear" not in of_all and bool(of_usable) and set(of_usable) <= set(INFORMATIVE)

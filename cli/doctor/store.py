@@ -59,7 +59,7 @@ def _check_files(store: Store, verify: bool) -> Iterator[Check]:
 
 
 def _cure(damaged: Damaged) -> str:
-    """What to do about a damaged file, for its day."""
+    """The fix for a damaged file, for its day."""
     from telemetry.store.damage import FORBIDDEN
 
     table, day = damaged.path.parents[2].name, damaged.path.parent.name.removeprefix("date=")

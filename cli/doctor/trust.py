@@ -29,7 +29,7 @@ def check_trust(app: App) -> Iterator[Check]:
 
 
 def _named(app: App) -> Iterator[tuple[str, str]]:
-    """What steers almanac, and its path: the configuration, and each file and program that it names."""
+    """Name and path of the configuration, and of each file and program that it names."""
     config = app.config
     if config.source:
         yield "the configuration file", config.source

@@ -126,7 +126,7 @@ def _larger_tier(context: JobContext) -> Tier | None:
 
 
 def _apart(context: JobContext) -> float:
-    """How many times the memory of the job's GPU another tier has at least: less is measured than a name says."""
+    """Least ratio of another tier's memory to that of the job's GPU: GPUs have less memory than their names say."""
     return SLICES_APART if context.is_mig else 1 + NEAR
 
 

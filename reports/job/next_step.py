@@ -80,7 +80,7 @@ def _facts(row: Row, tiers: Sequence[Tier], highest_mib: float | None, site: Sit
 
 
 def _gpus(row: Row) -> dict[str, int | None]:
-    """What the job was given and what it asked for. A list that an older release published does not tell."""
+    """GPU counts that the job was given and asked for; None for the latter in lists that older releases published."""
     given, unasked = row["gpu_count_alloc"] or row["gpu_count"], row["unasked_gpu_count"]
     return {"gpu_count": given, "gpu_count_req": None if unasked is None else given - unasked}
 

@@ -1,4 +1,4 @@
-"""What of users' own reports is published already, in the folder of outgoing files.
+"""Users' own reports that are published already, in the folder of outgoing files.
 
     <outgoing>/user/<uid>/jobs                                    the list
     <outgoing>/user/<uid>/reports/<job id>-<submission>-<digest>  a report
@@ -36,7 +36,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class OwnFolder:
-    """All reports and lists of a outgoing folder, by uid."""
+    """All reports and lists of an outgoing folder, by uid."""
 
     outgoing: Outgoing
 

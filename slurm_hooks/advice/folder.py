@@ -1,4 +1,4 @@
-"""Where advice files lie: `almanac publish` makes them, and `almanac-distribute` gives them to their readers.
+"""Folders of advice files: `almanac publish` makes them, and `almanac-distribute` gives them to their readers.
 
 <advice_dir>/sched/<uid>        0640  of root and SlurmUser's group, in a folder 0750: what job_submit believes
 <advice_dir>/user/<uid>/advice  0440  of root, readable by that user, in a folder 0711: for showing only

@@ -203,7 +203,7 @@ def _before(job: PublishRun, name: str) -> AdviceFile | None:
 
 
 def _is_fresh(job: PublishRun, known: FileInputs) -> bool:
-    """Whether nothing has changed that the file is made from."""
+    """Return True if nothing has changed that the file is made from."""
     before = _before(job, known.name)
     return before is not None and before.version.endswith(f"-{known.digest}") and not _is_half_over(job, before)
 

@@ -73,7 +73,7 @@ local function read_tier(text, at, file_format)
   end
 end
 
--- Where the line after a row begins; nil where this is none.
+-- Position of the line after a row; nil if this is no row.
 local function after_row(text, at, kind)
   local key, gpus, predicted, factor, bound, next_at = match(text, ROWS[kind], at)
   if key and key - at <= 66 and gpus - key <= 7 and predicted - gpus <= 13 and factor - predicted <= 10 then
@@ -261,7 +261,7 @@ local GENERIC = [[
  hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid ksuid 
 ]]
 
--- Whether at least three pairs of letters of a word, and a sixth of all, are rare in words.
+-- Return true if at least three pairs of letters of a word, and a sixth of all, are rare in words.
 local function is_random(word)
   local pairs_, rare = 0, 0
   for run in gmatch(word, "[a-z]+") do
@@ -286,7 +286,7 @@ local function mask_word(word)
   return #word >= 10 and is_mixed and is_random(word) and "#" or nil
 end
 
--- Whether a word of a key is more than a generic name, a part of a hash, or a single letter.
+-- Return true if a word of a key is more than a generic name, a part of a hash, or a single letter.
 local function identifies(key)
   for _, beginning in ipairs(BEGINNINGS) do
     if sub(key, 1, #beginning) == beginning then
@@ -484,7 +484,7 @@ local function gpu_options(options)
   return found
 end
 
--- Whether the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes.
+-- Return true if the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes.
 local function may_use_more(options)
   local nodes, whole = tostring(options["nodes"] or ""), tostring(options["exclusive"] or "")
   if WHOLE_NODES[whole] then

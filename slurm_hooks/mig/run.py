@@ -214,7 +214,7 @@ class MigRun:
         return orders[action](change)
 
     def _is_changed(self, node: str, view: SlurmView, others: Collection[str] = ()) -> bool:
-        """Whether an order must not be sent, as the node is not what it was in the view; the next step looks again.
+        """Return True if the node is not what it was in the view: send no order then. The next step looks again.
 
         others: nodes that must have the same Gres.
         """

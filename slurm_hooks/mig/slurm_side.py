@@ -104,7 +104,7 @@ class SlurmSide:
         return said or ([f"scontrol delete ended with {done.code}"] if done.code else [])
 
     def release(self, address: str) -> list[str]:
-        """What Slurm said against it."""
+        """Release a held job. Returns Slurm's objections."""
         done = self.commands.feed(["scontrol", "release", address], b"")
         return [line for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
 

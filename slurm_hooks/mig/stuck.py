@@ -51,7 +51,7 @@ def stuck_jobs(
 def release(
     jobs: Sequence[QueuedGpuJob], slurm: SlurmSide, folder: MigFolder, state: MigState, cluster: str, now_s: int
 ) -> tuple[MigState, list[str]]:
-    """Log, remember, and release; what Slurm said against it. The next run tries refused jobs again.
+    """Log, remember, and release. Returns Slurm's objections too. The next run tries refused jobs again.
 
     Raises CommandError, StoreError.
     """
@@ -76,7 +76,7 @@ def release(
 
 
 def _release(job: QueuedGpuJob, slurm: SlurmSide) -> tuple[list[str], str]:
-    """What Slurm said against it, and why it was not told. A slurmctld that has just restarted asks to try again."""
+    """Release a job; try again if slurmctld has just restarted. Returns its objections, or why nothing was sent."""
     said: list[str] = []
 
     def read(keys: Collection[str]) -> dict[str, Facts]:

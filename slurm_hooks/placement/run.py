@@ -246,7 +246,7 @@ class PlacementActor:
             self._write([self._line(move, "requeued", move.reason, move.job.gres.restarts + 1)])
 
     def _is_stopped(self, move: Move, outcome: PlacementOutcome) -> bool:
-        """Whether the job is no longer as the move was decided for."""
+        """Return True if the job has changed since the move was decided."""
         why = must_still_hold({move.job.job_id: job_facts(move.job)}, self._facts).get(move.job.job_id, "")
         if why:
             outcome.changed += 1

@@ -79,7 +79,7 @@ class ByCount:
 
 
 def mark_facts(node: Node) -> Facts:
-    """What an operator did to a node. Its sleep is left out: to wake it does no harm."""
+    """An operator's marks on a node. Its sleep is left out: waking it does no harm."""
     return {"is_marked": bool(node.states & _MARKS), "reason": node.reason, "reservation": node.reservation}
 
 

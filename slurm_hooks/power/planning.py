@@ -152,7 +152,7 @@ class Planner:
         return PowerPlan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault, nodes, held)
 
     def surroundings_now(self, plan: PowerPlan) -> Surroundings:
-        """What a plan's nodes are judged by, with Slurm's exceptions and reservations of now. Raises CommandError."""
+        """Surroundings of a plan's nodes, with Slurm's exceptions and reservations of now. Raises CommandError."""
         settings, listed = read_settings(self.backend), list(plan.nodes.values())
         exceptions = self._site_exceptions(settings, plan.memory, listed)
         now = self._surroundings(settings, exceptions, listed, int(self.clock()))

@@ -113,7 +113,7 @@ _RUN = ("JobState", "SubmitTime", "StartTime", "Restarts", "Partition", "Depende
 
 
 def _facts(shown: ShownJob) -> Facts:
-    """What owners and operators choose; an operator's hold has another reason."""
+    """Choices of owners and operators; an operator's hold has another reason."""
     is_running = shown.field("JobState") == "RUNNING"
     chosen = {name: shown.field(name) for name in (*_CHOICES, *(_RUN if is_running else ()))}
     state = shown.field("JobState")

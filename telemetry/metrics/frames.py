@@ -174,7 +174,7 @@ def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array
 
 
 def _hardware(unit: _Unit) -> tuple[str | float | None, ...]:
-    """The columns of _HARDWARE of a whole GPU: its capacity is measured, or that of its model where it is not."""
+    """The columns of _HARDWARE of a whole GPU: its measured capacity, else that of its model."""
     model, capacity_mib = unit.model, unit.total_mib
     if model is None:
         return (unit.text, None, None, capacity_mib, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))

@@ -123,7 +123,7 @@ class GpuSamples:
         return uuid.dictionary.to_pylist(), self._take(uuid.indices.fill_null(-1).to_numpy())
 
     def counter(self, name: str) -> CounterValues | None:
-        """A counter's values in the samples; None where it is not known in any of the hour.
+        """A counter's values in the samples; None if all of them are unknown in the hour.
 
         On a MIG instance, GPU_UTIL and GR_ENGINE_ACTIVE are what `_OF_SLICE` makes of them.
         """
@@ -167,7 +167,7 @@ _OF_SLICE: dict[str, Callable[[GpuSamples], Array | None]] = {
     "gpu_util_pct": GpuSamples._slice_util_pct,
     "gr_engine_active_frac": GpuSamples._slice_engine_frac,
 }
-"""What stands on a MIG instance for a counter that is not a share of the instance there."""
+"""Replacements on MIG instances for counters that are no share of the instance there."""
 
 
 def _own(hour: Hour, label: Array, low: Array, high: Array) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from almanac.errors import CommandError
 from almanac.units import printable
 
 MOST_BYTES = {"sacct": 2 << 30, "squeue": 2 << 30}
-"""What one command may print. A job takes about 20 kB in `sacct --json`, and 10 kB in `squeue --json`."""
+"""Limit on the output of one command. A job takes about 20 kB in `sacct --json`, and 10 kB in `squeue --json`."""
 MOST_OTHER_BYTES = 256 << 20
 """The same for other commands, such as `scontrol show node` of 10,000 nodes (20 MB)."""
 _LOST = re.compile(

@@ -41,7 +41,7 @@ class GresJob:
 
     requests: by scontrol's key, the text that Slurm shows; parts without text are left out. priority: 0 if held, or if
     Slurm found no node for it. reason: upper case, without what follows a comma. cpus: of the whole job. memory_mib:
-    per node, 0 for a node's whole memory; None where it depends on the node. wants_gpu: it asks for GPUs.
+    per node, 0 for a node's whole memory; None if it depends on the node. wants_gpu: it asks for GPUs.
     is_plain: no part of a heterogeneous job, no cron job, no reservation, no whole nodes (26.05 does not tell). marks:
     other choices of owners and operators, only to see that they change.
     """

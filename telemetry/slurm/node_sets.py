@@ -216,7 +216,7 @@ def _gpus(gres: str, gpu_type: str, name: str = "gpu") -> int:
 
 @lru_cache(maxsize=4096)
 def _shares_fitting(gres: str, name: str, count: int) -> int:
-    """How many jobs with so many shards of one GPU fit a node. Slurm gives out mps on one GPU of a node at a time."""
+    """Number of jobs with so many shards of one GPU on a node. Slurm gives out mps on one GPU of a node at a time."""
     gpus = max(1, _gpus(gres, ""))
     return (1 if name == "mps" else gpus) * (_gpus(gres, "", name) // gpus // max(1, count))
 

@@ -55,9 +55,9 @@ def queued(data: bytes) -> list[Mapping[str, Any]]:
 
 
 def queue_of(commands: Runner, job_ids: Collection[int], *options: str) -> bytes:
-    """`squeue --json` of these jobs; all jobs where none are named. Raises CommandError.
+    """`squeue --json` of these jobs, or of all jobs if you name none. Raises CommandError.
 
-    22.05 lists every job all the same. squeue fails where it is asked for one job alone, and that is gone.
+    22.05 always lists every job. squeue fails if you ask for a single job and it is gone.
     """
     asked = ["-j", ",".join(map(str, sorted(job_ids)))] if job_ids else []
     try:

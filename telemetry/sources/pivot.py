@@ -97,7 +97,7 @@ class Pivot:
     def _beside(
         self, column: str, key: _Ints, value: npt.NDArray[np.floating]
     ) -> tuple[_Ints, npt.NDArray[np.floating]]:
-        """The samples of a column, and those of another name of its counter where it has none."""
+        """The samples of a column, its gaps filled from another name of its counter."""
         known_key, known = self._columns[column]
         both = _union([known_key, key])
         twice = len(known_key) + len(key) - len(both)
@@ -267,7 +267,7 @@ class Pivot:
         self._columns["hbm_total_mib"] = key, np.where(np.isnan(total), made, total)
 
     def _at(self, column: str, key: _Ints) -> npt.NDArray[np.floating]:
-        """The values of a column at the keys; NaN where it has none."""
+        """The values of a column at the keys; NaN for a missing value."""
         if column not in self._columns:
             return np.full(len(key), np.nan, dtype=np.float32)
         return _align(key, *self._columns[column])

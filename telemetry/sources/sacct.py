@@ -97,7 +97,7 @@ class SacctSource:
     ) -> RowBatch:
         """The records of one selection; those that end at or after upto_s, or not yet, are for a later batch.
 
-        submitted_s: by id; records that were submitted before are of other jobs, and passed over. -S would do that in
+        submitted_s: by id; older records are of other jobs, and are skipped. -S would do that in
         sacct, but leaves out jobs that were never eligible.
         """
         counts = Counts()

@@ -40,7 +40,7 @@ STATES = frozenset(
 )
 """Slurm's long names of job states (JOB STATE CODES in man sacct and man squeue)."""
 UNKNOWN_STATE = "state not understood"
-"""Why a record is kept without a state."""
+"""Reason to keep a record without a state."""
 EXIT = re.compile(r"([0-9]{1,10}):([0-9]{1,10})")
 _NO_TIME = ("Unknown", "None", "", "0")
 

@@ -21,7 +21,7 @@ from telemetry.store.schema import Table
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What became of the rows of one write; rows given twice within it count once.
+    """Counts of the rows of one write; rows given twice within it count once.
 
     left_out: rows whose file is damaged, and so stays as it is.
     """

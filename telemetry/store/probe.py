@@ -49,7 +49,7 @@ def require_readable(path: Path) -> None:
 
 
 def _answers(output: bytes) -> list[str]:
-    """What the process said of the first files. A native reader may have written into its output, or cut it short."""
+    """The answers about the first files. A native reader may have written into the output, or cut it short."""
     said: list[str] = []
     with contextlib.suppress(ValueError):
         said.extend(str(json.loads(line)) for line in output.splitlines())
@@ -57,7 +57,7 @@ def _answers(output: bytes) -> list[str]:
 
 
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return why the process gave no answer about a file."""
+    """The reason for no answer about a file."""
     if done.returncode == -signal.SIGALRM:
         return f"{UNTRIED} within {FILE_S} s"
     if done.returncode == -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""What is published for one uid, and how it is removed, for `almanac forget`.
+"""List and remove what is published for one uid, for `almanac forget`.
 
 Users own files below mail/, and may own some below user/. No link is followed: each is removed itself.
 """
@@ -23,7 +23,7 @@ from telemetry.store.user_files import user_folder
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OF_A_MOUNT = (errno.EACCES, errno.ENOTCONN, errno.EIO)
-"""What root gets of a FUSE file system of a user's, alive or dead."""
+"""Errors that root gets on a user's FUSE file system, alive or dead."""
 
 
 def staged_place(root: Path, uid: int) -> Kept:

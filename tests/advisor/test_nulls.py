@@ -98,7 +98,7 @@ def test_a_run_on_a_gpu_of_unknown_size_shows_a_least_need_only(
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_packing_evidence(number: int, history_of: History, config: Config) -> None:
-    """One run that reserves keeps its family from sharing, also where it is not known to."""
+    """One run that reserves keeps its family from sharing, and so does one that may reserve."""
     use = {"mean_sm_active_frac": 0.2, "mean_dram_active_frac": 0.1, "gpu_model": "NVIDIA B300", "gpu_count": 1}
     use |= {"coverage_sm_active_frac": 1.0, "coverage_dram_active_frac": 1.0, "mean_gpu_util_pct": 60.0}
     for evidence in ("unclear", "none", None):
