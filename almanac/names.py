@@ -22,7 +22,6 @@ from __future__ import annotations
 import re
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 MAX_NAME_BYTES = 255
 MAX_BYTES = 64
@@ -128,6 +127,8 @@ def _identifies(key: str) -> bool:
 @cache
 def _generic() -> tuple[frozenset[str], tuple[str, ...]]:
     """The words of generic_names.txt, and the beginnings, which end in "*" there."""
-    text = Path(__file__).with_name("generic_names.txt").read_text("ascii")
+    # sbatch-almanac loads no pathlib.
+    with open(f"{__file__.removesuffix('names.py')}generic_names.txt", encoding="ascii") as file:  # noqa: PTH123
+        text = file.read()
     words = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
     return frozenset(words), tuple(word[:-1] for word in words if word.endswith("*"))

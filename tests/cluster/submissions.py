@@ -156,7 +156,6 @@ class Difference:
 UNKEYED = ("het: in a script", "script: of 60 kB")
 SCRIPTED = tuple(name for name, case in SUBMISSIONS.items() if case.file and name not in UNKEYED)
 DIFFERENCES = (
-    *(Difference(case, ("typed",), ("script_key",), "its JSON has no submit line", "22.05") for case in SCRIPTED),
     Difference("nodes: a list", ("cli_filter",), ("gpu_count",), "cli_filter.lua counts no list, and says nothing"),
     Difference("nodes: a range", ("pending",), ("node_count",), "squeue names the most nodes, ReqTRES the fewest"),
     Difference("gpus: --gpus-per-socket", ("typed",), ("cpu_count",), "Slurm raises the CPUs to the sockets"),

@@ -277,7 +277,7 @@ def write_parquet(path: Path, table: pa.Table) -> Path:
 
 FULL = {
     "jobs": full_row(JOBS, submit_s=100, eligible_s=100, start_s=110, end_s=170, elapsed_s=60, state="OUT_OF_MEMORY")
-    | {"name": "a-1", "name_key": "a-#"},
+    | {"name": "train-1", "name_key": "train-#"},
     "telemetry": full_row(
         TELEMETRY, host="n1", mig="7", mig_profile="1g.10gb", gpu=2, job_label=9, hbm_used_mib=10.5, hbm_total_mib=20.5
     )
