@@ -128,7 +128,7 @@ def _identifies(key: str) -> bool:
 def _generic() -> tuple[frozenset[str], tuple[str, ...]]:
     """The words of generic_names.txt, and the beginnings, which end in "*" there."""
     # sbatch-almanac loads no pathlib.
-    with open(f"{__file__.removesuffix('names.py')}generic_names.txt", encoding="ascii") as file:  # noqa: PTH123
+    with open(f"{__file__.removesuffix('names.py')}generic_names.txt", encoding="utf-8") as file:  # noqa: PTH123
         text = file.read()
     words = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
     return frozenset(words), tuple(word[:-1] for word in words if word.endswith("*"))
