@@ -98,9 +98,9 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
             if found.st_uid != owner:
                 sizes[found.st_uid] += found.st_blocks * 512
     with contextlib.suppress(FileNotFoundError), opened(root / "mail") as mail:
-        for name, about in surplus(mail):
-            if about:
-                sizes[about.st_uid] += about.st_blocks * 512
+        for name, extra in surplus(mail):
+            if extra:
+                sizes[extra.st_uid] += extra.st_blocks * 512
             else:
                 hidden.append(f"mail/{name}")
     if hidden:

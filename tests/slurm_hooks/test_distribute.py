@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -261,6 +263,48 @@ def test_what_users_own_in_their_folders_is_taken_over(site: Site) -> None:
 
 
 @only_root
+def test_a_mount_in_a_users_folder_leaves_none_of_the_other_entries_theirs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = site.target / "user" / str(ALICE), os.stat
+    site.run()
+    for name in "abcdef":
+        (folder / name).write_bytes(b"x")
+        os.chown(folder / name, ALICE, -1)
+    mounted = next(path.name for path in folder.iterdir() if len(path.name) == 1)  # in the order of the run
+
+    def stat_of(name: object, *args: object, **named: object) -> os.stat_result:
+        if name == mounted:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        return real(name, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.os, "stat", stat_of)
+    warnings = "".join(site.run().warnings())
+    monkeypatch.undo()
+    assert "taken from a user who kept it in their folder (5)" in warnings
+    assert f"is something mounted there? (1): '{ALICE}/{mounted}'" in warnings
+    assert {path.name for path in folder.iterdir() if path.stat().st_uid == ALICE} == {mounted}
+
+
+@only_root
+def test_what_cannot_be_given_to_its_user_still_reaches_slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ACLs the file is the user's, and their quota may be used up."""
+    real = os.fchown
+
+    def full(handle: int, uid: int, gid: int) -> None:
+        if uid == ALICE:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(handle, uid, gid)
+
+    monkeypatch.setattr(Readers, "has_acl", False)
+    monkeypatch.setattr(module.os, "fchown", full)
+    (warning,) = site.run().warnings()
+    assert "cannot be given to its reader (3)" in warning and f"'user/{ALICE}/advice'" in warning
+    assert site.placed()[f"sched/{ALICE}"] == b"advice of alice\n"
+    assert f"user/{ALICE}/advice" not in site.placed()
+
+
+@only_root
 def test_folders_of_two_owners_are_not_trusted(site: Site) -> None:
     os.chown(site.source, BOB, -1)
     with pytest.raises(StoreError, match="published does not belong to the owner"):
@@ -505,6 +549,38 @@ def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Pa
     assert len(list(mail.iterdir())) == 5, "one file that is being written"
     assert (mail / "full").stat().st_uid == 0
     assert site.run().warnings() == []
+
+
+class _Mounted:
+    """An entry of a folder with somebody's dead FUSE file system on it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def stat(self, follow_symlinks: bool = True) -> os.stat_result:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", self.name)
+
+
+@only_root
+def test_a_mount_on_ones_own_choice_of_mail_stops_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    mail, real = site.target / "mail", os.scandir
+    mail.mkdir(parents=True)
+    site.target.chmod(0o711)
+    for name in (f"{BOB}", "junk"):
+        (mail / name).write_bytes(b"off\n")
+        os.chown(mail / name, BOB, -1)
+
+    @contextlib.contextmanager
+    def scandir(folder: int) -> Iterator[Iterator[object]]:
+        with real(folder) as entries:
+            yield (_Mounted(each.name) if each.name == str(BOB) else each for each in entries)
+
+    monkeypatch.setattr("slurm_hooks.mail_folder.os.scandir", scandir)
+    warnings = "".join(site.run().warnings())
+    assert f"is something mounted there? (1): '{BOB}'" in warnings
+    monkeypatch.undo()
+    assert not (mail / "junk").exists()
+    assert f"user/{ALICE}/advice" in site.placed()
 
 
 # --- the program
