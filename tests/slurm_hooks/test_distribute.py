@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -549,38 +548,6 @@ def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Pa
     assert len(list(mail.iterdir())) == 5, "one file that is being written"
     assert (mail / "full").stat().st_uid == 0
     assert site.run().warnings() == []
-
-
-class _Mounted:
-    """An entry of a folder with somebody's dead FUSE file system on it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def stat(self, follow_symlinks: bool = True) -> os.stat_result:
-        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", self.name)
-
-
-@only_root
-def test_a_mount_on_ones_own_choice_of_mail_stops_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    mail, real = site.target / "mail", os.scandir
-    mail.mkdir(parents=True)
-    site.target.chmod(0o711)
-    for name in (f"{BOB}", "junk"):
-        (mail / name).write_bytes(b"off\n")
-        os.chown(mail / name, BOB, -1)
-
-    @contextlib.contextmanager
-    def scandir(folder: int) -> Iterator[Iterator[object]]:
-        with real(folder) as entries:
-            yield (_Mounted(each.name) if each.name == str(BOB) else each for each in entries)
-
-    monkeypatch.setattr("slurm_hooks.mail_folder.os.scandir", scandir)
-    warnings = "".join(site.run().warnings())
-    assert f"is something mounted there? (1): '{BOB}'" in warnings
-    monkeypatch.undo()
-    assert not (mail / "junk").exists()
-    assert f"user/{ALICE}/advice" in site.placed()
 
 
 # --- the program
