@@ -13,6 +13,8 @@ TierKind = Literal["constraint", "gres", "partition"]
 """The key that selects a tier."""
 MAX_COMPUTE_SLICES = 7
 """Of a MIG slice on any GPU."""
+SITE = "_site"
+"""In the place of a uid: the folder or file for everybody."""
 
 
 def key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:

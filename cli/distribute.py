@@ -8,17 +8,18 @@ import itertools
 import os
 import pwd
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from almanac import bounded
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import AlmanacError, ConfigError, StoreError
 from almanac.units import printable
-from slurm_hooks.distribute import FOLDER, SCHED, Distributed, distribute
+from slurm_hooks.distribute import SCHED, Distributed, distribute
 from telemetry.store.atomic import opened
+from telemetry.store.user_files import PUBLISHED
 
 
 def main() -> NoReturn:
@@ -64,17 +65,20 @@ def _run(given: argparse.Namespace) -> Distributed:
 
 def below_store(store: Path, cluster: str) -> tuple[str, str]:
     """Names of the folders with a cluster's files, by default of the only one. Raises ConfigError, StoreError."""
-    folder = store / FOLDER
+    folder = store / PUBLISHED
     if cluster:
-        return FOLDER, cluster
+        return PUBLISHED, cluster
     try:
         with opened(folder) as handle, os.scandir(handle) as entries:
             names = [entry.name for entry in itertools.islice(entries, 2)]
     except OSError as error:
         raise StoreError(f"{folder}: cannot be opened: {error.strerror}", "run `almanac publish`") from error
-    if len(names) != 1:
-        raise ConfigError(f"{folder} has files of several clusters", "set site.cluster, or name a folder with --from")
-    return FOLDER, names[0]
+    if not names:
+        raise StoreError(f"{folder}: nothing is published", "run `almanac publish`")
+    if len(names) > 1:
+        todo = f"set site.cluster, or run `almanac-distribute --from {folder}/CLUSTER`"
+        raise ConfigError(f"{folder} has files of several clusters: nothing is distributed", todo)
+    return PUBLISHED, names[0]
 
 
 def summary(done: Distributed) -> str:
@@ -94,6 +98,8 @@ def sched_gid(config: Config, target: Path) -> int:
         has = (target / SCHED).stat().st_gid if (target / SCHED).exists() else 0
         return has or _slurm_gid(config)
     except (KeyError, OverflowError) as error:
+        if config.hooks.group:
+            raise ConfigError(f"there is no group {config.hooks.group!r}", "correct hooks.group") from error
         raise ConfigError("no group is known that has to read the advice", "set hooks.group") from error
 
 
@@ -101,10 +107,12 @@ def _slurm_gid(config: Config) -> int:
     """Raises KeyError, ConfigError."""
     program = str(Path(config.slurm.bin_dir) / "scontrol") if config.slurm.bin_dir else "scontrol"
     try:
-        said = subprocess.run([program, "show", "config"], capture_output=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
+        done = bounded.run([program, "show", "config"], timeout_s=60, most_bytes=1 << 20)
+        if done.code:
+            raise ValueError(done.said or f"exit code {done.code}")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"scontrol does not say who SlurmUser is: {error}", "set hooks.group") from error
-    match = re.search(rb"^SlurmUser\s*=\s*[^(\s]*\((\d{1,10})\)", said, re.MULTILINE)
+    match = re.search(rb"^SlurmUser\s*=\s*[^(\s]*\((\d{1,10})\)", done.stdout, re.MULTILINE)
     return pwd.getpwuid(int(match[1]) if match else -1).pw_gid
 
 

@@ -49,7 +49,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
         if not dry_run:
             hand_out(app.config, app.store_root, cluster, target, as_json)
 
-    leave_root(app.store_root, give)
+    is_child = leave_root(app.store_root, give)
     from reports.published.publish import OwnPublished
     from slurm_hooks.advice.run import prepare, publish_site
     from slurm_hooks.advice.times import PublishedTimes, publish_times
@@ -74,7 +74,8 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     _warn(own.warnings)
     told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
     click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
-    give(store.cluster)
+    if not is_child:
+        give(store.cluster)
     if failures:
         raise failures[-1]
 

@@ -18,23 +18,24 @@ from cli.distribute import below_store, sched_gid, summary
 from slurm_hooks.distribute import distribute
 
 
-def leave_root(store: Path, after: Callable[[], object]) -> None:
+def leave_root(store: Path, after: Callable[[], object]) -> bool:
     """Go on as the store's owner in a child process, if root runs this for another account's store.
 
-    The parent waits, calls `after`, and exits as the child did: root parses nothing of the store.
+    The parent waits, calls `after`, and exits as the child did: root parses nothing of the store. Return True in the
+    child, which leaves `after` to it.
     """
     try:
         owner = store.stat()
     except FileNotFoundError:
-        return
+        return False
     if os.geteuid() != 0 or owner.st_uid == 0:
-        return
+        return False
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         os.setsid()  # so that it cannot type into root's terminal
         _become(owner.st_uid, owner.st_gid)
-        return
+        return True
     code = _wait(child)
     try:
         after()  # what is whole by now does not wait for the rest

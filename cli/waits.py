@@ -41,7 +41,7 @@ def command(app: App, is_published: bool, advice_dir: str | None, as_json: bool)
         if is_published:
             hand_out(app.config, app.store_root, cluster, target, is_quiet=True)
 
-    leave_root(app.store_root, give)
+    is_child = leave_root(app.store_root, give)
 
     store = app.cluster_store()
     backend, now_s = app.backend, app.now_s()
@@ -49,7 +49,8 @@ def command(app: App, is_published: bool, advice_dir: str | None, as_json: bool)
     found = gather(queue, backend.nodes(), _predictor(app), app.config, now_s)
     if is_published:
         publish_waits(outgoing_of(store), found.file)
-        give(store.cluster)
+        if not is_child:
+            give(store.cluster)
     if as_json:
         click.echo(json_text(_as_json(found)))
     else:

@@ -23,15 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from almanac.errors import ConfigError
+from almanac.submit_config import SITE
 from slurm_hooks.mail_folder import tidy_choices
-from slurm_hooks.reader_rights import SITE, Readers, Rights, acl_on
+from slurm_hooks.reader_rights import Readers, Rights, acl_on
 from slurm_hooks.untrusted_folder import LeftOutError, check, first_names, opened_below, read, within
 from telemetry.store.atomic import TEMPORARY, make_folders, opened
-from telemetry.store.user_files import explained, writable_by_others
+from telemetry.store.user_files import REPORTS, explained, writable_by_others
 
-FOLDER = "published"
-"""Of a store: `almanac publish` leaves files in it, in one folder for each cluster."""
-USER, SCHED, REPORTS, ADVICE = "user", "sched", "reports", "advice"
+USER, SCHED, ADVICE = "user", "sched", "advice"
 TEXT_BYTES, PACKED_BYTES = 65_536, 16 << 20
 LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES, "jobs": PACKED_BYTES}
 """Bytes of each file beside `reports`. Files of TEXT_BYTES are UTF-8; the others are packed, and for showing only."""
@@ -88,8 +87,8 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
     ):
         run = _Run(handle, sched_gid)
         run.prepare()
-        for uid in tidy_choices(handle) if sched_gid is not None else ():
-            run.done.leave_out("removed from the folder mail, no choice, by uid", str(uid))
+        if sched_gid is not None:
+            tidy_choices(handle, run.done.leave_out)
         run.distribute(folder)
         return run.done
 
@@ -117,6 +116,10 @@ class _Place:
     folder: Folder
     name: str
     rights: Rights
+
+    @property
+    def path(self) -> str:
+        return "/".join((*self.folder, self.name))
 
 
 class _Run:
@@ -250,9 +253,10 @@ class _Run:
             os.utime(out.fileno(), ns=(written_ns, written_ns))
             try:
                 place.rights.apply(out.fileno())
-            except OSError as error:
+            except OSError:  # a quota of the reader's: other places of the same file get theirs
                 os.unlink(self.staged.pop()[0], dir_fd=self.target)
-                raise LeftOutError("left out, cannot be given to its reader") from error
+                self.done.leave_out("left out, cannot be given to its reader", place.path)
+                return
         self.batch_bytes += len(content)
         if len(self.staged) >= BATCH_FILES or self.batch_bytes >= BATCH_BYTES:
             self._put()
@@ -269,7 +273,7 @@ class _Run:
                 self.done.placed += 1
             except OSError:
                 os.unlink(temporary, dir_fd=self.target)
-                self.done.leave_out("left out, cannot be put in its place", "/".join((*place.folder, place.name)))
+                self.done.leave_out("left out, cannot be put in its place", place.path)
             self.staged.pop()
         self.batch_bytes = 0
 
@@ -307,20 +311,28 @@ class _Run:
         with contextlib.suppress(OSError), self._open((USER, user)) as folder:
             self._own(folder, MODE)
             for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
-                about = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if about.st_uid == self.me or (name in LARGEST and not stat.S_ISDIR(about.st_mode)):
-                    continue
-                if stat.S_ISDIR(about.st_mode):
-                    kept = f"{name}-{secrets.token_hex(8)}"
-                    os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
-                    with opened(kept, folder) as handle:
-                        self._own(handle, 0o700)
-                elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-                    os.chown(name, self.me, -1, dir_fd=folder, follow_symlinks=False)
-                    os.chmod(name, 0o400, dir_fd=folder)
-                else:  # a second name may be one of another user's file
-                    os.unlink(name, dir_fd=folder)
-                self.done.leave_out("taken from a user who kept it in their folder", f"{user}/{name}")
+                try:
+                    if self._take(folder, name):
+                        self.done.leave_out("taken from a user who kept it in their folder", f"{user}/{name}")
+                except OSError:
+                    self.done.leave_out("cannot be taken from a user, is something mounted there?", f"{user}/{name}")
+
+    def _take(self, folder: int, name: str) -> bool:
+        """Return False for what users may have there. Raises OSError."""
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if about.st_uid == self.me or (name in LARGEST and not stat.S_ISDIR(about.st_mode)):
+            return False
+        if stat.S_ISDIR(about.st_mode):
+            kept = f"{name}-{secrets.token_hex(8)}"
+            os.rename(name, kept, src_dir_fd=folder, dst_dir_fd=folder)
+            with opened(kept, folder) as handle:
+                self._own(handle, 0o700)
+        elif stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+            os.chown(name, self.me, -1, dir_fd=folder, follow_symlinks=False)
+            os.chmod(name, 0o400, dir_fd=folder)
+        else:  # a second name may be one of another user's file
+            os.unlink(name, dir_fd=folder)
+        return True
 
     def _names(self, place: Folder) -> list[str]:
         with contextlib.suppress(OSError), self._open(place) as folder:

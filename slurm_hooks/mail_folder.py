@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from telemetry.store.atomic import TEMPORARY, opened
 
@@ -18,22 +18,37 @@ CHOICE_BYTES, YOUNG_S = 4096, 600
 _CHOICE = re.compile(r"([0-9]{1,10})(\.[1-9][0-9]?)?")
 
 
-def surplus(folder: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Entries that are no choice of their owner. folder: a descriptor; what belongs to the folder's owner stays."""
+def surplus(folder: int) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Entries that are no choice of their owner; None: what a user has mounted on one, which root cannot look into.
+
+    folder: a descriptor; what belongs to the folder's owner stays.
+    """
     owner, writers = os.fstat(folder).st_uid, set[int]()
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found = entry.stat(follow_symlinks=False)
-                if found.st_uid != owner and not _is_choice(entry.name, found, writers):
-                    yield entry.name, found
+            except FileNotFoundError:
+                continue
+            except OSError:
+                yield entry.name, None
+                continue
+            if found.st_uid != owner and not _is_choice(entry.name, found, writers):
+                yield entry.name, found
 
 
-def tidy_choices(target: int) -> list[int]:
-    """Remove them. Returns the uid of each. target: a descriptor of hooks.advice_dir, which may have no such folder."""
+def tidy_choices(target: int, note: Callable[[str, str], object]) -> None:
+    """Remove them. target: a descriptor of hooks.advice_dir, which may have no such folder. note: gets reason and name.
+
+    What is mounted on an entry stays: it fills its user's file system, not this one.
+    """
     with contextlib.suppress(FileNotFoundError), opened(MAIL, target) as folder:
-        return [_drop(name, found, folder) for name, found in surplus(folder)]
-    return []
+        for name, found in surplus(folder):
+            if found:
+                _drop(name, found, folder)
+                note("removed from the folder mail, no choice, by uid", str(found.st_uid))
+            else:
+                note("cannot be looked at in the folder mail, is something mounted there?", name)
 
 
 def _is_choice(name: str, about: os.stat_result, writers: set[int]) -> bool:
@@ -50,7 +65,7 @@ def _is_choice(name: str, about: os.stat_result, writers: set[int]) -> bool:
     return True
 
 
-def _drop(name: str, about: os.stat_result, folder: int) -> int:
+def _drop(name: str, about: os.stat_result, folder: int) -> None:
     """Remove a file; take a folder that is not empty away from its owner."""
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(about.st_mode):
@@ -59,7 +74,6 @@ def _drop(name: str, about: os.stat_result, folder: int) -> int:
             with opened(name, folder) as handle:
                 os.fchown(handle, os.geteuid(), -1)
                 os.fchmod(handle, 0o700)
-    return about.st_uid
 
 
 def _is_removed(name: str, folder: int) -> bool:

@@ -16,10 +16,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+from almanac.submit_config import SITE
 from telemetry.store.atomic import TEMPORARY
 
-SITE = "_site"
-"""The folder of files for everybody."""
 ACL = "system.posix_acl_access"
 NOBODY = 65534
 

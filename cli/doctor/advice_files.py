@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.errors import FileFormatError
+from almanac.submit_config import SITE
 from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.doctor.findings import Check
@@ -22,6 +23,7 @@ NAME = "advice files"
 _SHOWN = 5
 _WAIT_S = 600
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket"}
+_OTHERS, _NO_COPY = "can be read or written by others: chmod 640", "have no copy, or a different one, in user/"
 
 
 def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
@@ -46,8 +48,9 @@ def check_advice_files(app: App, are_shown: bool = True) -> Iterator[Check]:
         yield from _check_entries(app, root, are_shown)
         yield from _check_fillers(root, owner)
         yield from _check_waiting(app, root)
-    except PermissionError as error:
-        yield Check(NAME, "warn", f"{error.filename} cannot be read", "run doctor as root")
+    except OSError as error:
+        todo = "run doctor as root" if os.geteuid() else "correct its rights, or unmount what is mounted there"
+        yield Check(NAME, "warn", f"{printable(str(error.filename))} cannot be read: {error.strerror}", todo)
 
 
 def check_sched(app: App) -> Iterator[Check]:
@@ -74,19 +77,35 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
     from slurm_hooks.mail_folder import surplus
     from telemetry.store.atomic import opened
 
-    sizes: Counter[int] = Counter()
-    for folder, _, names, handle in os.fwalk(root / "user", follow_symlinks=False) if (root / "user").is_dir() else ():
+    sizes, hidden, user = Counter[int](), list[str](), root / "user"
+
+    def hide(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            hidden.append(f"user/{error.filename}")
+
+    for folder, _, names, handle in os.fwalk(user, onerror=hide) if user.is_dir() else ():
         about = os.fstat(handle)
         if about.st_uid != owner or about.st_mode & 0o022:
             yield Check(NAME, "warn", f"{printable(folder)}: others can write to it", "run `almanac-distribute`")
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 found = os.stat(name, dir_fd=handle, follow_symlinks=False)
-                if found.st_uid != owner:
-                    sizes[found.st_uid] += found.st_blocks * 512
+            except FileNotFoundError:
+                continue
+            except OSError:
+                hidden.append(f"{Path(folder).relative_to(root)}/{name}")
+                continue
+            if found.st_uid != owner:
+                sizes[found.st_uid] += found.st_blocks * 512
     with contextlib.suppress(FileNotFoundError), opened(root / "mail") as mail:
-        for _, found in surplus(mail):
-            sizes[found.st_uid] += found.st_blocks * 512
+        for name, extra in surplus(mail):
+            if extra:
+                sizes[extra.st_uid] += extra.st_blocks * 512
+            else:
+                hidden.append(f"mail/{name}")
+    if hidden:
+        todo = "unmount what users have mounted there: umount -l"
+        yield Check(NAME, "warn", f"{_named(hidden)} in {root} cannot be looked at", todo)
     if sizes:
         named = ", ".join(f"uid {uid} ({format_gib(size / 2**20)})" for uid, size in sizes.most_common(_SHOWN))
         todo = "run `almanac-distribute`; use a file system with POSIX ACLs, or with quotas, for hooks.advice_dir"
@@ -95,11 +114,10 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
 
 def _check_waiting(app: App, root: Path) -> Iterator[Check]:
     """Whether files of `almanac publish` wait for root's program."""
-    from slurm_hooks.advice.file import SITE
     from slurm_hooks.advice.folder import shown_path
-    from slurm_hooks.distribute import FOLDER
+    from telemetry.store.user_files import PUBLISHED
 
-    written = [path.stat().st_mtime for path in (app.store_root / FOLDER).glob(f"*/user/{SITE}/advice")]
+    written = [path.stat().st_mtime for path in (app.store_root / PUBLISHED).glob(f"*/user/{SITE}/advice")]
     placed = shown_path(root, SITE)
     since_s = app.now_s() - max(written, default=app.now_s())
     if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < max(written)):
@@ -120,7 +138,7 @@ def _is_shown(root: Path, name: str, content: bytes) -> bool:
 
 def _check_entries(app: App, root: Path, are_shown: bool) -> Iterator[Check]:
     """Check every entry of sched/: its kind, and whether job_submit can use it."""
-    from slurm_hooks.advice.file import FIRST_LINES, MAX_BYTES, SITE, is_of_future, parse
+    from slurm_hooks.advice.file import FIRST_LINES, MAX_BYTES, is_of_future, parse
     from slurm_hooks.distribute import SCHED, SCHED_FILE_MODE
 
     files: list[AdviceFile] = []
@@ -137,7 +155,7 @@ def _check_entries(app: App, root: Path, are_shown: bool) -> Iterator[Check]:
             yield _not_regular(path, kind)
             continue
         if stat.S_IMODE(found.st_mode) & ~SCHED_FILE_MODE:
-            faults["can be read or written by others: chmod 640"].append(name)
+            faults[_OTHERS].append(name)
         if name != SITE and not name.isdecimal():
             faults["are not advice files: remove them"].append(name)
             continue
@@ -156,9 +174,10 @@ def _check_entries(app: App, root: Path, are_shown: bool) -> Iterator[Check]:
         if file.expires_s <= app.now_s():
             faults["have expired"].append(name)
         if are_shown and not _is_shown(root, name, content):
-            faults["have no copy, or a different one, in user/"].append(name)
+            faults[_NO_COPY].append(name)
     for what, names in faults.items():
-        yield Check(NAME, "warn", f"{_named(names)} {what}", "run `almanac publish`")
+        todo = "run `almanac-distribute`" if what in (_OTHERS, _NO_COPY) else "run `almanac publish`"
+        yield Check(NAME, "warn", f"{_named(names)} {what}", todo)
     yield from _check_whole(app, files)
 
 

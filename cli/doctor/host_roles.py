@@ -87,7 +87,8 @@ def check_sched_group(app: App) -> Iterator[Check]:
 
 def check_shown(app: App) -> Iterator[Check]:
     """The advice that users of this host see: the site's own file stands for the copy of all files."""
-    from slurm_hooks.advice.file import MAX_BYTES, SITE, is_of_future, parse
+    from almanac.submit_config import SITE
+    from slurm_hooks.advice.file import MAX_BYTES, is_of_future, parse
     from slurm_hooks.advice.folder import shown_path
     from telemetry.store.user_files import read_own, writable_by_others
 

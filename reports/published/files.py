@@ -16,9 +16,8 @@ from reports.job.context import JobContext
 from reports.published.folder import INDEX, REPORT_NAME
 from reports.published.format import MAX_FILE_BYTES, OwnIndex, OwnRun, unpack_index, unpack_report
 from telemetry.history import HISTORY
-from telemetry.store.outgoing import REPORTS
 from telemetry.store.schema import schema_of
-from telemetry.store.user_files import read_own, user_folder
+from telemetry.store.user_files import REPORTS, read_own, user_folder
 
 _T = TypeVar("_T")
 _COMPONENT = re.compile(r"([0-9]{1,19})\+([0-9]{1,9})")

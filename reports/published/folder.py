@@ -18,8 +18,8 @@ from typing import Any
 
 from almanac.plain_file import read_json, with_checksum
 from telemetry.store.atomic import write_atomically
-from telemetry.store.outgoing import REPORTS, Outgoing
-from telemetry.store.user_files import explained
+from telemetry.store.outgoing import Outgoing
+from telemetry.store.user_files import REPORTS, explained
 
 INDEX, MANIFEST = "jobs", ".reports.json"
 REPORT_NAME = re.compile(r"(\d{1,19}-\d{1,19})-[0-9a-f]{1,16}")

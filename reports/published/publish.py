@@ -22,8 +22,7 @@ from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, R
 from telemetry.history import HISTORY, load_history_table
 from telemetry.job_selection import plain_rows
 from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.outgoing import REPORTS
-from telemetry.store.user_files import Names, Owners, Uids, name_of, owners_of, uid_of
+from telemetry.store.user_files import REPORTS, Names, Owners, Uids, name_of, owners_of, uid_of
 
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
 """Most runs, and most GPUs, whose samples are in memory at once (about 100 MB)."""

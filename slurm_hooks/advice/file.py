@@ -44,7 +44,6 @@ FIRST_LINES = tuple(f"almanac-advice\t{version}\n".encode() for version in (FORM
 MAX_BYTES = 65_536
 CLOCK_TOLERANCE_S = 300
 """A file that was written later than this is not used. MUNGE, and so Slurm, works with clocks that differ by less."""
-SITE = "_site"
 NONE = "-"
 _WHY_NOT = "why="
 RowKind = Literal["F", "G", "U"]

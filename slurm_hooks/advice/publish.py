@@ -19,13 +19,12 @@ from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
 from almanac.errors import ConfigError, FileFormatError
-from almanac.submit_config import PriorityMode
+from almanac.submit_config import SITE, PriorityMode
 from almanac.units import DAY_S, format_count
 from slurm_hooks.advice.file import (
     FAMILY,
     FORMAT,
     MAX_BYTES,
-    SITE,
     AdviceFile,
     Row,
     is_of_future,

@@ -10,9 +10,10 @@ from typing import Any
 from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
 from advisor.explain import NO_GPU_LINE, family_text, on_gpus, request_table, tier_table, with_tier, wrapped
 from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
+from almanac.submit_config import SITE
 from almanac.tiers import requested_tier
 from almanac.units import format_count, format_duration, format_gib, format_moment
-from slurm_hooks.advice.file import SITE, USER, AdviceFile, AdviceMatch, Row, look_up, usable
+from slurm_hooks.advice.file import USER, AdviceFile, AdviceMatch, Row, look_up, usable
 from slurm_hooks.advice.folder import shown_path
 
 

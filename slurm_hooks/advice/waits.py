@@ -11,7 +11,7 @@ from almanac.config import Config
 from almanac.errors import ConfigError
 from almanac.gpu_type_config import GpuType
 from almanac.records import Duration, Request
-from slurm_hooks.advice.file import SITE
+from almanac.submit_config import SITE
 from slurm_hooks.advice.waits_file import NAME, WaitsFile, render_waits
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner

@@ -26,8 +26,7 @@ from typing import cast, get_args
 from advisor.waits.view import TypeWait
 from almanac.errors import FileFormatError
 from almanac.gpu_type_config import GpuAdvice, GpuType
-from almanac.submit_config import TierKind
-from slurm_hooks.advice.file import SITE
+from almanac.submit_config import SITE, TierKind
 
 NAME = "waits"
 MAX_BYTES = 65_536

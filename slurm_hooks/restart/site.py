@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from advisor.memory.growth import RULES, FamilyPeaks, RunTime
 from almanac.names import name_key
-from slurm_hooks.advice.file import FAMILY, SITE, usable
+from almanac.submit_config import SITE
+from slurm_hooks.advice.file import FAMILY, usable
 
 ADVICE_DIR = "/var/lib/almanac-advice"
 PREDICTED_SPREAD = 0.5

@@ -9,18 +9,17 @@ The layout is that of hooks.advice_dir. Only the store's owner writes here, and 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from almanac.plain_file import read_plain
 from telemetry.store.atomic import TEMPORARY, locked, make_folders
 from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.user_files import explained, flush_file_system, user_folder
+from telemetry.store.user_files import PUBLISHED, REPORTS, explained, flush_file_system, user_folder
 
-FOLDER = "published"
-"""Name of the folder in the store."""
-REPORTS = "reports"
 FOLDER_MODE = 0o750
 
 
@@ -41,7 +40,7 @@ class Outgoing:
 
     def read(self, user: str, name: str) -> bytes | None:
         with contextlib.suppress(OSError):
-            return self.path(user, name).read_bytes()
+            return read_plain(self.path(user, name), flags=os.O_NOFOLLOW)
         return None
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
@@ -94,9 +93,9 @@ class Outgoing:
 
 def outgoing_of(store: ClusterStore) -> Outgoing:
     """Of a cluster: one hooks.advice_dir serves one cluster."""
-    return Outgoing(store.root / FOLDER / store.cluster)
+    return Outgoing(store.root / PUBLISHED / store.cluster)
 
 
 def all_outgoing(store: Path) -> list[Outgoing]:
     """Of all clusters of a store."""
-    return [Outgoing(path) for path in sorted((store / FOLDER).glob("*")) if path.is_dir()]
+    return [Outgoing(path) for path in sorted((store / PUBLISHED).glob("*")) if path.is_dir()]

@@ -19,7 +19,8 @@ from pathlib import Path
 from almanac.errors import FileFormatError, StoreError
 from telemetry.store.atomic import opened
 
-FOLDER_MODE = 0o711
+PUBLISHED, REPORTS = "published", "reports"
+"""Names of the folder in a store where files wait for root's program, and of a user's folder of reports."""
 Uids = Callable[[str], int | None]
 Names = Callable[[int], str | None]
 

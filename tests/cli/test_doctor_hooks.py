@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -109,6 +110,23 @@ def test_users_who_fill_the_file_system_are_named_the_largest_first(folder: Fold
     assert "60002" not in text
 
 
+def test_a_mount_on_a_users_file_is_named_and_does_not_end_the_check(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.shown("60001").parent / "mounted").write_bytes(b"")
+    real = os.stat
+
+    def stat_of(name: object, *args: object, **named: object) -> os.stat_result:
+        if name == "mounted":
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        return real(name, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat_of)
+    text = said(findings(folder))
+    assert f"warn user/60001/mounted in {folder.root} cannot be looked at | unmount" in text
+    assert "ok 2 files" in text
+
+
 def test_old_foreign_and_broken_files_are_counted_and_named(folder: Folder) -> None:
     for name, content in (
         ("60002", file(NOW_S - 49 * HOUR_S)),
@@ -125,7 +143,7 @@ def test_old_foreign_and_broken_files_are_counted_and_named(folder: Folder) -> N
     assert "warn 60003 have another format" in text
     assert "warn 60004 are not used: cut off" in text
     assert "warn readme are not advice files" in text
-    assert "warn 60002, 60005 have no copy, or a different one, in user/" in text
+    assert "warn 60002, 60005 have no copy, or a different one, in user/ | run `almanac-distribute`" in text
 
 
 def test_modes_that_let_others_in_are_named(folder: Folder) -> None:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 from almanac.config_file import parse_config
-from almanac.errors import ConfigError
-from cli.distribute import sched_gid
+from almanac.errors import ConfigError, StoreError
+from cli.distribute import below_store, sched_gid
 from slurm_hooks.reader_rights import acl_for, acl_on
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -73,6 +73,7 @@ def publish(root: Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
 def test_root_computes_as_the_stores_owner_and_distributes(root: Path) -> None:
     done = publish(root)
     assert (done.returncode, "files placed" in done.stdout) == (0, True), done.stderr
+    assert "at the next run of almanac-distribute" not in done.stdout, "its child leaves that to it"
     owners = {path.stat().st_uid for path in (root / "store").rglob("*")}
     assert owners == {ACCOUNT}, "root wrote nothing to the store"
     advice = root / "advice" / "user" / str(USER) / "advice"
@@ -115,5 +116,26 @@ def test_the_group_of_sched_is_the_configured_one_else_its_own_else_slurm_users(
         (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{bad}\n")
         with pytest.raises(ConfigError):
             sched_gid(plain, tmp_path)
-    with pytest.raises(ConfigError):
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nyes | head -c 2000000\n")
+    with pytest.raises(ConfigError, match="printed more than"):
+        sched_gid(plain, tmp_path)
+    (tmp_path / "scontrol").chmod(0o777)
+    with pytest.raises(ConfigError, match="scontrol"):
+        sched_gid(plain, tmp_path)
+    with pytest.raises(ConfigError, match="no group 'nobody-has-this'"):
         sched_gid(parse_config({"hooks": {"group": "nobody-has-this"}}), tmp_path)
+
+
+def test_the_only_cluster_is_taken_and_none_or_several_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        below_store(tmp_path, "")
+    (tmp_path / "published").mkdir()
+    with pytest.raises(StoreError, match="nothing is published"):
+        below_store(tmp_path, "")
+    (tmp_path / "published" / "c").mkdir()
+    assert below_store(tmp_path, "") == ("published", "c")
+    (tmp_path / "published" / "d").mkdir()
+    with pytest.raises(ConfigError, match="files of several clusters") as caught:
+        below_store(tmp_path, "")
+    assert f"almanac-distribute --from {tmp_path}/published/CLUSTER" in caught.value.hint
+    assert below_store(tmp_path, "d") == ("published", "d")

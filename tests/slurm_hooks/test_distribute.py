@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -258,6 +259,48 @@ def test_what_users_own_in_their_folders_is_taken_over(site: Site) -> None:
     os.close(held)
     assert (Path("/etc").stat().st_uid, Path("/etc").stat().st_mode) == (etc.st_uid, etc.st_mode)
     assert site.run().warnings() == []
+
+
+@only_root
+def test_a_mount_in_a_users_folder_leaves_none_of_the_other_entries_theirs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = site.target / "user" / str(ALICE), os.stat
+    site.run()
+    for name in "abcdef":
+        (folder / name).write_bytes(b"x")
+        os.chown(folder / name, ALICE, -1)
+    mounted = next(path.name for path in folder.iterdir() if len(path.name) == 1)  # in the order of the run
+
+    def stat_of(name: object, *args: object, **named: object) -> os.stat_result:
+        if name == mounted:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        return real(name, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.os, "stat", stat_of)
+    warnings = "".join(site.run().warnings())
+    monkeypatch.undo()
+    assert "taken from a user who kept it in their folder (5)" in warnings
+    assert f"is something mounted there? (1): '{ALICE}/{mounted}'" in warnings
+    assert {path.name for path in folder.iterdir() if path.stat().st_uid == ALICE} == {mounted}
+
+
+@only_root
+def test_what_cannot_be_given_to_its_user_still_reaches_slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ACLs the file is the user's, and their quota may be used up."""
+    real = os.fchown
+
+    def full(handle: int, uid: int, gid: int) -> None:
+        if uid == ALICE:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(handle, uid, gid)
+
+    monkeypatch.setattr(Readers, "has_acl", False)
+    monkeypatch.setattr(module.os, "fchown", full)
+    (warning,) = site.run().warnings()
+    assert "cannot be given to its reader (3)" in warning and f"'user/{ALICE}/advice'" in warning
+    assert site.placed()[f"sched/{ALICE}"] == b"advice of alice\n"
+    assert f"user/{ALICE}/advice" not in site.placed()
 
 
 @only_root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -30,3 +31,12 @@ def test_a_run_that_writes_nothing_leaves_no_folder_for_root(tmp_path: Path) -> 
         (outgoing.root / ".tmp-1").write_bytes(b"of a killed run")
         outgoing.prepare()
     assert sorted(path.name for path in outgoing.root.iterdir()) == [".lock"]
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    outgoing = Outgoing(tmp_path)
+    folder = outgoing.path("60001", "advice").parent
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "advice")
+    (folder / "jobs").symlink_to("/dev/zero")
+    assert [outgoing.read("60001", name) for name in ("advice", "jobs")] == [None, None]
