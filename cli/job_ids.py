@@ -84,8 +84,8 @@ def no_such_job(app: App, absent: Sequence[str], silence: str = "") -> StoreErro
     as_of = format_moment(published_s)
     return StoreError(
         f"no such job of yours among those published for you: {named}",
-        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them; ask an operator for others"
-        f"{unasked}",
+        f"your newest ended GPU jobs are, last changed {as_of}; `almanac jobs` lists them. A job without GPUs"
+        f" is not among them; ask an operator for others{unasked}",
     )
 
 

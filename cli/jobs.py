@@ -258,6 +258,7 @@ def _say_none(query: JobQuery, found: QueryResult) -> None:
         click.echo(f"none of {format_count(found.total)} jobs matches")
     elif query.job_ids:
         click.echo("these jobs have not ended, used no GPU, or do not match -S, -E, or -u")
+        click.echo("`almanac report JOB` says how a job without GPUs ended")
     else:
         since = local_time(query.since_s or 0)
         whose = printable(query.user or "anybody")

@@ -85,8 +85,11 @@ class JobContext:
 
     @property
     def gpu_count(self) -> int:
-        """Allocated GPUs; requested GPUs if the job never started."""
-        return self.job["gpu_count"] or self.job["gpu_count_req"] or 0
+        """Allocated GPUs; requested GPUs if the job never started, or if its allocation is not known."""
+        given = self.job["gpu_count"]
+        return (
+            given if given is not None and self.job["start_s"] is not None else given or self.job["gpu_count_req"] or 0
+        )
 
     @property
     def unasked_gpus(self) -> int | None:

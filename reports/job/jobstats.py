@@ -46,9 +46,12 @@ def jobstats_comment(context: JobContext) -> str:
 
 
 def _figures(row: GpuRow) -> dict[str, float]:
-    """The known figures of a GPU, or of a MIG instance. Readers of one memory figure expect the other."""
+    """The known figures of a GPU, or of a MIG instance. Readers of one memory figure expect the other.
+
+    jobstats has no utilization of MIG instances, and its readers expect none.
+    """
     found: dict[str, float] = {}
     peak_mib, total_mib, util_pct = row["hbm_peak_mib"], row["hbm_capacity_mib"], row["mean_gpu_util_pct"]
     if peak_mib is not None and total_mib is not None and peak_mib <= total_mib:
         found = {"gpu_used_memory": round(peak_mib * MIB), "gpu_total_memory": round(total_mib * MIB)}
-    return found if util_pct is None else {**found, "gpu_utilization": round(util_pct, 1)}
+    return found if util_pct is None or row["mig"] else {**found, "gpu_utilization": round(util_pct, 1)}
