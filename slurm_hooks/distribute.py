@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from almanac.errors import ConfigError
+from almanac.errors import ConfigError, StoreError
 from almanac.submit_config import SITE
 from slurm_hooks.mail_folder import tidy_choices
 from slurm_hooks.reader_rights import Readers, Rights, acl_on
@@ -70,8 +70,8 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
     sched_gid: None on a host that has neither sched/ nor the service that reads the choices. below: names of folders
     from source to the one with the files. All of them belong to source's owner, who may have made links of them.
 
-    Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
-    takes no more: each file is the old one or the new one then.
+    Raises ConfigError if others can write to the target, StoreError before the first `almanac publish`, or if the
+    target takes no more: each file is the old one or the new one then.
     """
     if faults := writable_by_others(target, os.geteuid()):
         todo = "who can write there can stop slurmctld: correct owner and mode, or choose another hooks.advice_dir"
@@ -89,8 +89,19 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
         run.prepare()
         if sched_gid is not None:
             tidy_choices(handle, run.done.leave_out)
+        _require_advice(folder, source)
         run.distribute(folder)
         return run.done
+
+
+def _require_advice(folder: int, source: Path) -> None:
+    """Raise StoreError before the first `almanac publish`: the folder of `almanac waits` alone is not all there is."""
+    try:
+        with opened(SITE, folder) as site:
+            os.stat(ADVICE, dir_fd=site, follow_symlinks=False)
+    except OSError as error:
+        said = f"{source}: has no {SITE}/{ADVICE}, nothing is distributed or removed: {error.strerror}"
+        raise StoreError(said, "run `almanac publish`") from error
 
 
 @contextlib.contextmanager

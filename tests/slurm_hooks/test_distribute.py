@@ -153,6 +153,23 @@ def test_a_missing_source_removes_nothing(site: Site) -> None:
     assert site.placed() == before
 
 
+def test_waits_before_the_first_publish_remove_nothing(site: Site) -> None:
+    """As after an upgrade from a release that published elsewhere."""
+    site.run()
+    before = site.placed()
+    shutil.rmtree(site.source / "user")
+    site.give("_site/waits", b"waits\n")
+    with pytest.raises(StoreError, match="has no _site/advice, nothing is distributed or removed") as caught:
+        site.run()
+    assert caught.value.hint == "run `almanac publish`"
+    assert site.placed() == before
+    site.give("_site/advice", b"newer advice for all\n")
+    site.run()
+    assert site.placed() == {"user/_site/advice": b"newer advice for all\n", "user/_site/waits": b"waits\n"} | {
+        "sched/_site": b"newer advice for all\n"
+    }
+
+
 @only_root
 def test_without_acl_a_group_of_one_user_reads_and_without_that_the_user_owns(
     site: Site, monkeypatch: pytest.MonkeyPatch
@@ -420,6 +437,7 @@ def test_a_million_names_end_at_a_bound_and_copies_do_not_add_up(site: Site, mon
         shutil.rmtree(site.source / "user")
         for uid in range(20):
             site.give(f"{70_000 + 100 * turn + uid}/advice", b"x\n")
+        site.give("_site/advice", b"x\n")
         done = site.run()
         assert "more entries in a folder than are read" in done.warnings()[0]
         assert len([name for name in site.placed() if name.startswith("user/")]) == 5
