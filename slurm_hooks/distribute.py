@@ -39,6 +39,7 @@ MOST_USERS, MOST_REPORTS, MOST_FILES, MOST_BYTES = 100_000, 10_000, 2_000_000, 3
 NAMED = 5
 FREE_FRAC = 0.02
 """Of the target's file system, left free."""
+NS = 10**9
 BATCH_FILES, BATCH_BYTES = 500, 64 << 20
 MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
 _UID, _REPORT = re.compile(r"0|[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{1,16}")
@@ -247,7 +248,8 @@ class _Run:
             found = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 return False
-            is_same = (found.st_size, found.st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+            times = about.st_mtime_ns, about.st_mtime_ns // NS * NS  # some kinds keep whole seconds only
+            is_same = found.st_size == about.st_size and found.st_mtime_ns in times
             return is_same and place.rights.are_on(found, acl_on(f"/proc/self/fd/{folder}/{place.name}"))
         return False
 

@@ -144,6 +144,21 @@ def test_what_changed_is_replaced_and_what_is_gone_goes(site: Site) -> None:
     assert not (site.target / "user" / str(ALICE)).exists()
 
 
+def test_copies_are_current_where_only_whole_seconds_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ext4 with inodes of 128 bytes."""
+    real = os.utime
+    monkeypatch.setattr(module.os, "utime", lambda file, ns: real(file, ns=(ns[0] // 10**9 * 10**9,) * 2))
+    path = site.give(f"{ALICE}/advice", b"advice one\n")
+    real(path, ns=(1_795_256_200_500_000_000,) * 2)
+    first = site.run()
+    again = site.run()
+    assert (again.placed, again.unchanged) == (0, first.placed)
+    site.give(f"{ALICE}/advice", b"advice two\n")
+    real(path, ns=(1_795_256_201_500_000_000,) * 2)
+    assert site.run().placed == 2
+    assert site.placed()[f"sched/{ALICE}"] == b"advice two\n"
+
+
 def test_a_missing_source_removes_nothing(site: Site) -> None:
     site.run()
     before = site.placed()
