@@ -37,8 +37,8 @@ LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "wait
 MOST_USERS, MOST_REPORTS, MOST_FILES, MOST_BYTES = 100_000, 10_000, 2_000_000, 32 << 30
 """Users, reports of one of them, and all files and their bytes: the most that the account can make root write."""
 NAMED = 5
-FREE_FRAC = 0.02
-"""Of the target's file system, left free."""
+FREE_FRAC, FREE_BYTES = 0.02, 1 << 30
+"""Of the target's file system, left free: the smaller of the two."""
 NS = 10**9
 BATCH_FILES, BATCH_BYTES = 500, 64 << 20
 MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
@@ -256,8 +256,8 @@ class _Run:
     def _stage(self, content: bytes, written_ns: int, place: _Place) -> None:
         space = os.fstatvfs(self.target)
         left = space.f_bavail * space.f_frsize - len(content)
-        if space.f_blocks and left < FREE_FRAC * space.f_blocks * space.f_frsize:  # some kinds tell no size
-            raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system is free")
+        if space.f_blocks and left < min(FREE_FRAC * space.f_blocks * space.f_frsize, FREE_BYTES):  # 0: no size told
+            raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system and less than 1 GiB is free")
         temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
         with open(os.open(temporary, _NEW, 0o600, dir_fd=self.target), "wb", 0) as out:  # noqa: PTH123 - of a descriptor
             self.staged.append((temporary, place))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -477,15 +478,21 @@ def test_entries_of_all_folders_together_have_a_bound(site: Site, monkeypatch: p
     assert f"user/{ALICE}/advice" in site.placed()
 
 
-def test_a_disk_that_is_nearly_full_takes_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size_mib", "free_mib"), [(1000, 19), (10_000_000, 1023)])
+def test_a_disk_that_is_nearly_full_takes_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch, size_mib: int, free_mib: int
+) -> None:
     site.run()
     before = site.placed()
     site.give(f"{ALICE}/advice", b"newer\n")
-    monkeypatch.setattr(module, "FREE_FRAC", 1.0)
+    space = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mib, f_bavail=free_mib)
+    monkeypatch.setattr(module.os, "fstatvfs", lambda _: space)
     with pytest.raises(StoreError, match="is free; the old files are still in place") as caught:
         site.run()
     assert "make room" in caught.value.hint
     assert site.placed() == before
+    space.f_bavail += 2
+    assert site.run().placed == 2
 
 
 @pytest.mark.parametrize("call", ["rename", "fchmod", "utime", "fchown", "mkdir"])
