@@ -556,39 +556,15 @@ def test_another_file_system_on_one_users_folder_keeps_no_other_user_from_their_
 
 
 @only_root
-def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Path) -> None:
-    site = Site(base)
+def test_mail_choices_are_tidied_where_their_service_is(site: Site) -> None:
+    junk = site.target / "mail" / "junk"
     site.run()
-    mail = site.target / "mail"
-    mail.mkdir()
-    os.chown(mail, 0, ACCOUNT)
-    mail.chmod(0o3733)
-
-    def fill(uid: int) -> None:
-        (mail / str(uid)).write_text("off\n")
-        (mail / f"{uid}.1").write_text("digest\n")
-        (mail / ".tmp-1").write_text("off\n")
-        (mail / ".tmp-2").write_text("off\n")
-        (mail / str(uid + 7)).write_text("off\n")
-        with (mail / f"{uid}.2").open("wb") as file:
-            file.truncate(1 << 30)
-        (mail / "empty").mkdir()
-        (mail / "full" / "inner").mkdir(parents=True)
-        (mail / str(BOB) / "inner").mkdir(parents=True)
-        os.mkfifo(mail / f"{uid}.3")
-        (mail / f"{uid}.4").symlink_to("/etc/shadow")
-        for number in range(50):
-            (mail / f"junk\n{number}").write_text("x" * 9000)
-
-    assert as_user(ALICE, lambda: fill(ALICE)) == "done"
-    assert as_user(ACCOUNT, lambda: (mail / "last-read").write_text("1795256200 ctl\n")) == "done"
-    done = site.run()
-    assert any(each.endswith(f"'{ALICE}'") and "by uid" in each for each in done.warnings())
-    left = {path.name for path in mail.iterdir()} - {".tmp-1", ".tmp-2"}
-    assert left == {str(ALICE), f"{ALICE}.1", "last-read"}
-    assert len(list(mail.iterdir())) == 4, "one file that is being written"
-    assert as_user(BOB, lambda: (mail / str(BOB)).write_text("off\n")) == "done"
-    assert site.run().warnings() == []
+    junk.parent.mkdir()
+    junk.write_text("x")
+    os.chown(junk, ALICE, -1)
+    assert (site.run(None).warnings(), junk.exists()) == ([], True)
+    assert site.run().warnings() == [f"removed from the folder mail, no choice, by uid (1): '{ALICE}'"]
+    assert not junk.exists()
 
 
 # --- the program

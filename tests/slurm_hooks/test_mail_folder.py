@@ -61,6 +61,30 @@ def test_a_mount_on_ones_own_choice_is_named_and_the_rest_is_tidied(
     ]
 
 
+@only_root
+def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(tmp_path: Path) -> None:
+    mail = tmp_path / "mail"
+    mail.mkdir()
+    for name in ("60001", "60001.1", ".tmp-1", ".tmp-2", "60008", *(f"junk\n{number}" for number in range(50))):
+        (mail / name).write_text("off\n")
+    with (mail / "60001.2").open("wb") as file:
+        file.truncate(1 << 30)
+    (mail / "empty").mkdir()
+    (mail / "full" / "inner").mkdir(parents=True)
+    (mail / "60002" / "inner").mkdir(parents=True)
+    os.mkfifo(mail / "60001.3")
+    (mail / "60001.4").symlink_to("/etc/shadow")
+    for path in mail.rglob("*"):
+        os.chown(path, 60_001, -1, follow_symlinks=False)
+    (mail / "last-read").write_text("1795256200 ctl\n")
+    os.chown(mail / "last-read", 60_100, -1)
+    assert set(tidied(tmp_path)) == {("removed from the folder mail, no choice, by uid", "60001")}
+    left = {path.name for path in mail.iterdir()}
+    assert left - {".tmp-1", ".tmp-2"} == {"60001", "60001.1", "last-read"}
+    assert len(left) == 4, "one file that is being written"
+    assert tidied(tmp_path) == []
+
+
 def plant(folder: Path, inner: str = "a/b") -> None:
     (folder / inner).mkdir(parents=True)
     for path in (folder, *folder.rglob("*")):
