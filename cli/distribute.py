@@ -55,7 +55,8 @@ def _run(given: argparse.Namespace) -> Distributed:
     if given.source and given.target and given.no_sched:
         return distribute(Path(given.source), Path(given.target).absolute(), None)
     config = load_config(find_config(given.config))
-    store = Path(os.environ.get("ALMANAC_STORE") or config.store.path)
+    chosen = os.environ.get("ALMANAC_STORE") if os.geteuid() else None  # sudo may keep another user's variable
+    store = Path(chosen or config.store.path)
     target = Path(given.target or config.hooks.advice_dir).absolute()
     group = None if given.no_sched else sched_gid(config, target)
     if given.source:

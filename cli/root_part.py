@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from almanac.config import Config
-from almanac.errors import AlmanacError
+from almanac.errors import AlmanacError, ConfigError
 from almanac.units import printable
 from cli.distribute import below_store, sched_gid, summary
 from slurm_hooks.distribute import distribute
@@ -69,8 +69,13 @@ def _become(uid: int, gid: int) -> None:
 def hand_out(config: Config, store: Path, cluster: str | None, target: Path, is_quiet: bool) -> None:
     """Copy what was published to its readers, if this user can; else a run of `almanac-distribute` as root does it.
 
-    is_quiet: leave out the summary. Raises ConfigError, StoreError.
+    is_quiet: leave out the summary. Raises StoreError; ConfigError, also where only the environment that sudo may keep
+    names the store, and it is not root's.
     """
+    is_named = store != Path(config.store.path) and str(store) == os.environ.get("ALMANAC_STORE")
+    if os.geteuid() == 0 and is_named and store.stat().st_uid != 0:
+        todo = "unset ALMANAC_STORE; if you trust that store, name it with --store"
+        raise ConfigError(f"root gives users no files of {store}, which only $ALMANAC_STORE names", todo)
     nearest = next(path for path in (target, *target.parents) if path.exists())
     if os.geteuid() not in (0, nearest.stat().st_uid):
         if not is_quiet:

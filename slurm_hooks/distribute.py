@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from almanac.errors import ConfigError
+from almanac.errors import ConfigError, StoreError
 from almanac.submit_config import SITE
 from slurm_hooks.mail_folder import tidy_choices
 from slurm_hooks.reader_rights import Readers, Rights, acl_on
@@ -37,8 +37,9 @@ LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "wait
 MOST_USERS, MOST_REPORTS, MOST_FILES, MOST_BYTES = 100_000, 10_000, 2_000_000, 32 << 30
 """Users, reports of one of them, and all files and their bytes: the most that the account can make root write."""
 NAMED = 5
-FREE_FRAC = 0.02
-"""Of the target's file system, left free."""
+FREE_FRAC, FREE_BYTES = 0.02, 1 << 30
+"""Of the target's file system, left free: the smaller of the two."""
+NS = 10**9
 BATCH_FILES, BATCH_BYTES = 500, 64 << 20
 MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
 _UID, _REPORT = re.compile(r"0|[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,19}-[0-9]{1,19}-[0-9a-f]{1,16}")
@@ -70,8 +71,8 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
     sched_gid: None on a host that has neither sched/ nor the service that reads the choices. below: names of folders
     from source to the one with the files. All of them belong to source's owner, who may have made links of them.
 
-    Raises ConfigError if others can write to the target, StoreError if there is nothing to distribute, or if the target
-    takes no more: each file is the old one or the new one then.
+    Raises ConfigError if others can write to the target, StoreError before the first `almanac publish`, or if the
+    target takes no more: each file is the old one or the new one then.
     """
     if faults := writable_by_others(target, os.geteuid()):
         todo = "who can write there can stop slurmctld: correct owner and mode, or choose another hooks.advice_dir"
@@ -89,8 +90,19 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
         run.prepare()
         if sched_gid is not None:
             tidy_choices(handle, run.done.leave_out)
+        _require_advice(folder, source)
         run.distribute(folder)
         return run.done
+
+
+def _require_advice(folder: int, source: Path) -> None:
+    """Raise StoreError before the first `almanac publish`: the folder of `almanac waits` alone is not all there is."""
+    try:
+        with opened(SITE, folder) as site:
+            os.stat(ADVICE, dir_fd=site, follow_symlinks=False)
+    except OSError as error:
+        said = f"{source}: has no {SITE}/{ADVICE}, nothing is distributed or removed: {error.strerror}"
+        raise StoreError(said, "run `almanac publish`") from error
 
 
 @contextlib.contextmanager
@@ -236,15 +248,16 @@ class _Run:
             found = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
                 return False
-            is_same = (found.st_size, found.st_mtime_ns) == (about.st_size, about.st_mtime_ns)
+            times = about.st_mtime_ns, about.st_mtime_ns // NS * NS  # some kinds keep whole seconds only
+            is_same = found.st_size == about.st_size and found.st_mtime_ns in times
             return is_same and place.rights.are_on(found, acl_on(f"/proc/self/fd/{folder}/{place.name}"))
         return False
 
     def _stage(self, content: bytes, written_ns: int, place: _Place) -> None:
         space = os.fstatvfs(self.target)
         left = space.f_bavail * space.f_frsize - len(content)
-        if space.f_blocks and left < FREE_FRAC * space.f_blocks * space.f_frsize:  # some kinds tell no size
-            raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system is free")
+        if space.f_blocks and left < min(FREE_FRAC * space.f_blocks * space.f_frsize, FREE_BYTES):  # 0: no size told
+            raise OSError(28, f"less than {FREE_FRAC:.0%} of the file system and less than 1 GiB is free")
         temporary = f"{TEMPORARY}{secrets.token_hex(8)}"
         with open(os.open(temporary, _NEW, 0o600, dir_fd=self.target), "wb", 0) as out:  # noqa: PTH123 - of a descriptor
             self.staged.append((temporary, place))

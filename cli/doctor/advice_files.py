@@ -120,7 +120,7 @@ def _check_waiting(app: App, root: Path) -> Iterator[Check]:
     written = [path.stat().st_mtime for path in (app.store_root / PUBLISHED).glob(f"*/user/{SITE}/advice")]
     placed = shown_path(root, SITE)
     since_s = app.now_s() - max(written, default=app.now_s())
-    if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < max(written)):
+    if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < int(max(written))):
         todo = "enable almanac-distribute.timer, or run `almanac-distribute` as root after each `almanac publish`"
         said = f"advice of {format_duration(since_s)} ago waits to be distributed: users and Slurm have older files"
         yield Check(NAME, "warn", said, todo)

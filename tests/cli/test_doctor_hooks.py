@@ -10,7 +10,7 @@ import pytest
 
 from almanac.config import Config, Hooks, Priority
 from cli.app import App
-from cli.doctor.advice_files import check_advice_files
+from cli.doctor.advice_files import _check_waiting, check_advice_files
 from cli.doctor.findings import Check
 from slurm_hooks.advice.file import AdviceFile, Row, render
 from slurm_hooks.advice.folder import SHOWN, shown_path
@@ -164,3 +164,16 @@ def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: Folde
     assert checks[0].said == "2 files, the newest written 1 d 1 h ago"
     assert "timer" in checks[0].todo
     assert checks[1].said == "the files have mode observe, the configuration has apply"
+
+
+def test_a_copy_waits_by_the_second_as_some_disks_keep_no_more(folder: Folder) -> None:
+    written = folder.root.parent / "store" / "published" / "c" / "user" / "_site" / "advice"
+    written.parent.mkdir(parents=True)
+    written.write_bytes(b"")
+    os.utime(written, (NOW_S - 1000.5,) * 2)
+    app = Here(store_path=str(folder.root.parent / "store"))
+    os.utime(folder.shown("_site"), (NOW_S - 1001,) * 2)
+    assert list(_check_waiting(app, folder.root)) == []
+    os.utime(folder.shown("_site"), (NOW_S - 1002,) * 2)
+    (check,) = _check_waiting(app, folder.root)
+    assert "waits to be distributed" in check.said

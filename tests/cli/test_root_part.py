@@ -17,9 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from almanac.config_file import parse_config
+from almanac.config_file import load_config, parse_config
 from almanac.errors import ConfigError, StoreError
 from cli.distribute import below_store, sched_gid
+from cli.root_part import hand_out
 from slurm_hooks.reader_rights import acl_for, acl_on
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
@@ -91,6 +92,25 @@ def test_a_store_that_crashes_its_reader_crashes_no_process_of_roots(root: Path)
     assert "another owner" in done.stderr
     assert not (root / "advice/user/_site/advice").exists()
     assert (root / "advice/user" / str(USER) / "advice").exists()
+
+
+def test_a_store_that_only_the_environment_names_is_not_distributed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for store, said in (("store", "configured"), ("bobs", "of bob")):
+        advice = root / store / "published" / "c" / "user" / "_site" / "advice"
+        advice.parent.mkdir(parents=True)
+        advice.write_text(said)
+        for path in (root / store, *(root / store).rglob("*")):
+            os.chown(path, ACCOUNT if store == "store" else USER, -1)
+    monkeypatch.setenv("ALMANAC_STORE", str(root / "bobs"))
+    config = root / "almanac.toml"
+    subprocess.run([sys.executable, "-m", "cli.distribute", "--config", str(config)], check=True, timeout=60)
+    assert (root / "advice/sched/_site").read_text() == "configured"
+    with pytest.raises(ConfigError, match=r"only \$ALMANAC_STORE names") as caught:
+        hand_out(load_config(config), root / "bobs", "c", root / "advice", is_quiet=True)
+    assert "--store" in caught.value.hint
+    assert (root / "advice/sched/_site").read_text() == "configured"
 
 
 def test_the_account_computes_and_leaves_the_rest_to_root(root: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,6 +145,21 @@ def test_what_changed_is_replaced_and_what_is_gone_goes(site: Site) -> None:
     assert not (site.target / "user" / str(ALICE)).exists()
 
 
+def test_copies_are_current_where_only_whole_seconds_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on ext4 with inodes of 128 bytes."""
+    real = os.utime
+    monkeypatch.setattr(module.os, "utime", lambda file, ns: real(file, ns=(ns[0] // 10**9 * 10**9,) * 2))
+    path = site.give(f"{ALICE}/advice", b"advice one\n")
+    real(path, ns=(1_795_256_200_500_000_000,) * 2)
+    first = site.run()
+    again = site.run()
+    assert (again.placed, again.unchanged) == (0, first.placed)
+    site.give(f"{ALICE}/advice", b"advice two\n")
+    real(path, ns=(1_795_256_201_500_000_000,) * 2)
+    assert site.run().placed == 2
+    assert site.placed()[f"sched/{ALICE}"] == b"advice two\n"
+
+
 def test_a_missing_source_removes_nothing(site: Site) -> None:
     site.run()
     before = site.placed()
@@ -151,6 +167,23 @@ def test_a_missing_source_removes_nothing(site: Site) -> None:
     with pytest.raises(StoreError, match="cannot be opened: No such file"):
         site.run()
     assert site.placed() == before
+
+
+def test_waits_before_the_first_publish_remove_nothing(site: Site) -> None:
+    """As after an upgrade from a release that published elsewhere."""
+    site.run()
+    before = site.placed()
+    shutil.rmtree(site.source / "user")
+    site.give("_site/waits", b"waits\n")
+    with pytest.raises(StoreError, match="has no _site/advice, nothing is distributed or removed") as caught:
+        site.run()
+    assert caught.value.hint == "run `almanac publish`"
+    assert site.placed() == before
+    site.give("_site/advice", b"newer advice for all\n")
+    site.run()
+    assert site.placed() == {"user/_site/advice": b"newer advice for all\n", "user/_site/waits": b"waits\n"} | {
+        "sched/_site": b"newer advice for all\n"
+    }
 
 
 @only_root
@@ -420,6 +453,7 @@ def test_a_million_names_end_at_a_bound_and_copies_do_not_add_up(site: Site, mon
         shutil.rmtree(site.source / "user")
         for uid in range(20):
             site.give(f"{70_000 + 100 * turn + uid}/advice", b"x\n")
+        site.give("_site/advice", b"x\n")
         done = site.run()
         assert "more entries in a folder than are read" in done.warnings()[0]
         assert len([name for name in site.placed() if name.startswith("user/")]) == 5
@@ -444,15 +478,21 @@ def test_entries_of_all_folders_together_have_a_bound(site: Site, monkeypatch: p
     assert f"user/{ALICE}/advice" in site.placed()
 
 
-def test_a_disk_that_is_nearly_full_takes_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size_mib", "free_mib"), [(1000, 19), (10_000_000, 1023)])
+def test_a_disk_that_is_nearly_full_takes_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch, size_mib: int, free_mib: int
+) -> None:
     site.run()
     before = site.placed()
     site.give(f"{ALICE}/advice", b"newer\n")
-    monkeypatch.setattr(module, "FREE_FRAC", 1.0)
+    space = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mib, f_bavail=free_mib)
+    monkeypatch.setattr(module.os, "fstatvfs", lambda _: space)
     with pytest.raises(StoreError, match="is free; the old files are still in place") as caught:
         site.run()
     assert "make room" in caught.value.hint
     assert site.placed() == before
+    space.f_bavail += 2
+    assert site.run().placed == 2
 
 
 @pytest.mark.parametrize("call", ["rename", "fchmod", "utime", "fchown", "mkdir"])
@@ -516,38 +556,15 @@ def test_another_file_system_on_one_users_folder_keeps_no_other_user_from_their_
 
 
 @only_root
-def test_only_choices_stay_in_the_folder_where_everybody_can_make_files(base: Path) -> None:
-    site = Site(base)
+def test_mail_choices_are_tidied_where_their_service_is(site: Site) -> None:
+    junk = site.target / "mail" / "junk"
     site.run()
-    mail = site.target / "mail"
-    mail.mkdir()
-    os.chown(mail, 0, ACCOUNT)
-    mail.chmod(0o3733)
-
-    def fill(uid: int) -> None:
-        (mail / str(uid)).write_text("off\n")
-        (mail / f"{uid}.1").write_text("digest\n")
-        (mail / ".tmp-1").write_text("off\n")
-        (mail / ".tmp-2").write_text("off\n")
-        (mail / str(uid + 7)).write_text("off\n")
-        with (mail / f"{uid}.2").open("wb") as file:
-            file.truncate(1 << 30)
-        (mail / "empty").mkdir()
-        (mail / "full" / "inner").mkdir(parents=True)
-        os.mkfifo(mail / f"{uid}.3")
-        (mail / f"{uid}.4").symlink_to("/etc/shadow")
-        for number in range(50):
-            (mail / f"junk\n{number}").write_text("x" * 9000)
-
-    assert as_user(ALICE, lambda: fill(ALICE)) == "done"
-    assert as_user(ACCOUNT, lambda: (mail / "last-read").write_text("1795256200 ctl\n")) == "done"
-    done = site.run()
-    assert any(each.endswith(f"'{ALICE}'") and "by uid" in each for each in done.warnings())
-    left = {path.name for path in mail.iterdir()} - {".tmp-1", ".tmp-2"}
-    assert left == {str(ALICE), f"{ALICE}.1", "full", "last-read"}
-    assert len(list(mail.iterdir())) == 5, "one file that is being written"
-    assert (mail / "full").stat().st_uid == 0
-    assert site.run().warnings() == []
+    junk.parent.mkdir()
+    junk.write_text("x")
+    os.chown(junk, ALICE, -1)
+    assert (site.run(None).warnings(), junk.exists()) == ([], True)
+    assert site.run().warnings() == [f"removed from the folder mail, no choice, by uid (1): '{ALICE}'"]
+    assert not junk.exists()
 
 
 # --- the program

@@ -15,6 +15,7 @@ from almanac.config import Reports
 from almanac.errors import BusyError, StoreError
 from reports.published.files import open_own
 from slurm_hooks.distribute import distribute
+from telemetry.store.outgoing import Outgoing
 
 only_root = pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
 
@@ -58,6 +59,7 @@ def test_users_read_their_own_reports_and_can_neither_read_others_nor_make_files
 ) -> None:
     publisher = Publisher(reported, open_root.with_name("outgoing"))
     publisher()
+    Outgoing(publisher.root).write([("_site", "advice", b"of the publish before\n")])
     distribute(publisher.root, open_root, None)
     names = {uid: [name for name in publisher.files() if name.startswith(str(uid))] for uid in NAMES}
 

@@ -68,6 +68,7 @@ def test_a_published_file_is_everybodys_to_read_and_nobodys_to_write(tmp_path: P
     root = tmp_path / "advice"
     publish_waits(Outgoing(tmp_path / "outgoing"), FILE)
     publish_waits(Outgoing(tmp_path / "outgoing"), FILE)
+    Outgoing(tmp_path / "outgoing").write([("_site", "advice", b"of the publish before\n")])
     distribute(tmp_path / "outgoing", root, None)
     path = waits_path(root)
     assert path.stat().st_mode & 0o7777 == 0o444
