@@ -198,8 +198,10 @@ def remember(database: sqlite3.Connection, message: Message, now_s: int) -> None
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
     try:
-        if path.exists() and not path.is_file():
-            raise StoreError(f"{path}: not a regular file", "move it away")
+        for suffix in ("", "-journal", "-wal", "-shm"):  # SQLite waits for ever at a FIFO in the place of any
+            file = path.with_name(path.name + suffix)
+            if file.is_symlink() or (file.exists() and not file.is_file()):
+                raise StoreError(f"{file}: not a regular file", "move it away")
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary one

@@ -206,7 +206,7 @@ class MigRun:
             Action.WRITE_GRES: lambda each: self._write_gres(each, view),
             Action.RECONFIGURE: lambda each: self._reconfigure(each, view),
             Action.DELETE: lambda each: self._delete(each, view),
-            Action.REGISTER: self._register,
+            Action.REGISTER: lambda each: self._register(each, view),
             Action.MARK: lambda each: self._mark(each, view),
             Action.SETTLE: lambda each: self._settle(each, view),
             Action.VERIFY: self._verify,
@@ -216,12 +216,15 @@ class MigRun:
     def _is_changed(self, node: str, view: SlurmView, others: Collection[str] = ()) -> bool:
         """Return True if the node is not what it was in the view: send no order then. The next step looks again.
 
-        others: nodes that must have the same Gres.
+        A node that the view lacks must still be gone: one that came back may have jobs. others: nodes that must have
+        the same Gres.
         """
         relied_on: dict[str, Facts] = {name: {"gres": view.nodes[name].gres} for name in others if name in view.nodes}
         if node in view.nodes:
             relied_on[node] = node_facts(view.nodes[node])
         changed = must_still_hold(relied_on, self.slurm.node_facts)
+        if node not in view.nodes and node in self.slurm.node_facts([node]):
+            changed[node] = "it came back meanwhile"
         for name, why in changed.items():
             self._log("dropped", node, why if name == node else f"{name}: {why}")
         return bool(changed)
@@ -268,8 +271,10 @@ class MigRun:
         self._log("delete", change.node, f"a dynamic node, to register again with {with_new_gpus(change)}")
         return self._is_changed(change.node, view) or not self.slurm.delete(change.node)
 
-    def _register(self, change: NodeChange) -> bool:
+    def _register(self, change: NodeChange, view: SlurmView) -> bool:
         self._log("register", change.node, parameters(change))
+        if self._is_changed(change.node, view):
+            return True
         if self._try(change, "registration", lambda: self.node_side.register(change.node, parameters(change))):
             until_s = self.clock() + REGISTER_S
             while change.node not in self.slurm.view(self._now_s()).nodes and self.clock() < until_s:

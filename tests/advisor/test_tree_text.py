@@ -10,6 +10,7 @@ import lightgbm
 import numpy as np
 import pytest
 
+from advisor.duration.trees import MEAN, MIDDLE
 from advisor.tree_text import booster, require_whole
 
 NAMES = ["a", "b", "kind"]
@@ -34,7 +35,11 @@ def spoiled(field: str, old: str, new: str) -> str:
     assert line is not None
     changed = re.sub(old, new, line[0], count=1)
     assert changed != line[0]
-    text = text.replace(line[0], changed, 1)
+    return fitted(text.replace(line[0], changed, 1))
+
+
+def fitted(text: str) -> str:
+    """The text with the sizes that its trees have."""
     sizes = [len(tree) for tree in re.findall(r"Tree=\d+\n.*?\n\n\n", text, re.DOTALL)]
     return re.sub(r"tree_sizes=.*", f"tree_sizes={' '.join(map(str, sizes))}", text)
 
@@ -72,12 +77,50 @@ def test_a_tree_of_one_leaf_and_an_endless_threshold_are_whole() -> None:
         ("max_feature_idx", "2", "70000"),
         ("feature_names", "kind", "kind x"),
         ("num_class", "1", "3"),
+        ("num_class", "=1", "=1000000000"),
+        ("num_tree_per_iteration", "=1", "=2"),
+        ("objective", "=.*", "="),
+        ("objective", "=.*", "=multiclass num_class:1000000000"),
+        ("objective", "=.*", "=poisson"),
+        ("objective", "$", " sqrt"),
+        ("objective", "=", "=regression\naverage_output="),
+        ("feature_infos", r"=\S+", "=[0:x]"),
+        ("feature_infos", r" \S+$", ""),
         ("shrinkage", "=", "=1\nnum_leaves="),
+        ("shrinkage", "=.*", "=1 1"),
+        ("is_linear", "=0", "=0\nleaf_coeff=1"),
+        ("num_leaves", "=5", "=5 5"),
+        ("leaf_value", r"=\S+", "=1e308"),
+        ("leaf_weight", "=.*", "="),
+        ("leaf_weight", r" \S+$", ""),
+        ("leaf_weight", ".*", ""),  # an empty line within a tree
+        ("leaf_count", r"=\d+", "=9999999999"),
+        ("split_gain", r"=\S+", "=nan"),
+        ("internal_value", "=.*", "="),
+        ("decision_type", r"=\d+", "=12"),
+        ("cat_boundaries", ".*", "surplus=1"),
     ],
 )
 def test_a_spoiled_field_is_refused(field: str, old: str, new: str) -> None:
     with pytest.raises(ValueError):
         require_whole(spoiled(field, old, new), NAMES)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"objective": MEAN}, {"objective": MIDDLE}, {"objective": "quantile", "alpha": 0.98}]
+)
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+def test_all_that_almanac_trains_is_whole(parameters: dict[str, object], scale: float) -> None:
+    rows = np.random.default_rng(2).random((200, 2))
+    rows[:, 1] = np.nan
+    data = lightgbm.Dataset(rows, rows[:, 0] * scale, feature_name=NAMES[:2], params={"verbosity": -1})
+    text = lightgbm.train({"verbosity": -1, **parameters}, data, num_boost_round=3).model_to_string()
+    assert np.isfinite(booster(text, NAMES[:2]).predict(rows)).all()
+
+
+def test_a_feature_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="features"):
+        require_whole(spoiled("feature_names", "a b", "a a"))
 
 
 @pytest.mark.parametrize("size", ["1", "-5", "99999999", "9" * 30, "nan"])
@@ -91,16 +134,30 @@ def test_other_features_are_refused() -> None:
         require_whole(model_text(), ["b", "a", "kind"])
 
 
-def test_any_cut_and_any_flipped_bit_is_refused_or_harmless() -> None:
+def with_other_line(at: random.Random) -> str:
+    """The text with a line dropped, doubled, emptied, moved, or with another value; sizes are made to fit."""
+    head, end, tail = model_text().partition("end of trees")
+    lines = head.split("\n")
+    place, other = at.randrange(1, len(lines)), at.randrange(1, len(lines))
+    name, _, value = lines[place].partition("=")
+    word = at.choice(value.split() or [""])
+    surprise = at.choice(["", "0", "-1", "2147483648", "1e308", "-0", "inf", "1e-320", "00", "1000000000"])
+    kinds = [[], [lines[place]] * 2, [f"{name}="], [""], [lines[other]], [f"{name}={surprise}"]]
+    lines[place : place + 1] = at.choice([*kinds, [f"{name}={value.replace(word, surprise, 1)}"]])
+    return fitted("\n".join(lines) + end + tail)
+
+
+def test_any_cut_flipped_bit_and_other_line_is_refused_or_harmless() -> None:
     """What passes is parsed and asked by LightGBM: it must neither crash nor hang."""
     text, at = model_text(), random.Random(4)
     places = [at.randrange(len(text)) for _ in range(400)]
     texts = [text[:place] for place in places[:50]]
     texts += [text[:place] + chr(ord(text[place]) ^ 1 << at.randrange(7)) + text[place + 1 :] for place in places]
+    texts += [with_other_line(at) for _ in range(400)]
     rows = np.array([[0.5, np.nan, 3.0], [0.1, 2.0, 1e9]])
     for each in texts:
         try:
             model = booster(each, NAMES)
         except ValueError:
             continue
-        model.predict(rows, num_threads=1)
+        assert np.isfinite(model.predict(rows, num_threads=1)).all()

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, Store
 from reports.mail.due import Planner
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import Outbox, OutboxCounts, outbox_path, read_counts
+from reports.mail.outbox_forget import outbox_place
 
 OWNER_UID, GROUP_GID = 60_001, 60_010
 
@@ -271,7 +272,7 @@ def test_faults_are_said(tmp_path: Path) -> None:
     path = outbox_path(tmp_path)
     path.parent.mkdir()
     path.symlink_to("/etc/passwd")
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="not a regular file"):
         Outbox(path).__enter__()
     path.unlink()
     path.write_bytes(b"no database" * 1000)
@@ -285,6 +286,19 @@ def test_faults_are_said(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(SchemaVersionError):
         Outbox(path).__enter__()
+
+
+@pytest.mark.parametrize("suffix", ["", "-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")])
+def test_nobody_waits_at_a_fifo_beside_the_outbox(path: Path, suffix: str, plant: Callable[[Path], None]) -> None:
+    with Outbox(path) as outbox:
+        outbox.notice([run(1)])
+    planted = path.with_name(path.name + suffix)
+    planted.unlink(missing_ok=True)
+    plant(planted)
+    for use in (lambda: Outbox(path).__enter__(), lambda: read_counts(path), lambda: outbox_place(path, "ann")):
+        with pytest.raises(StoreError, match=rf"{planted}: not a regular file"):
+            use()
 
 
 def test_a_failed_transaction_leaves_nothing(outbox: Outbox) -> None:

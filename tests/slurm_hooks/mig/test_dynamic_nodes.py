@@ -14,6 +14,7 @@ from mig_world import HALVES, SEVEN, WHOLE, KilledError, World, change
 
 from cli.mig_output import _TODO
 from slurm_hooks.mig.dynamic import parameters
+from slurm_hooks.mig.slurm_side import SlurmSide, SlurmView
 from slurm_hooks.mig.steps import NodeChange, Stage
 from telemetry.slurm.backend import Reservation
 
@@ -90,6 +91,31 @@ def test_a_node_that_does_not_register_again_can_be_taken_up_or_taken_back(
     assert run.outcomes["n1"].what == "done"
     node = site.nodes["n1"]
     assert (node.layout, node.states) == (SEVEN if to_old else HALVES, {"IDLE", "DYNAMIC_NORM"})
+
+
+@pytest.mark.parametrize(("stage", "what"), [("apply", "left"), ("gres", "left"), ("register", "failed")])
+def test_a_node_that_comes_back_after_the_look_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage, what: str
+) -> None:
+    site = world(tmp_path, faults=["", "", "", "refused"])
+    assert apply(site, change("n1", SEVEN, HALVES)) == {"n1": "failed"}
+    node, run = site.nodes["n1"], site.run()
+    run.take_again("n1", to_old=False)
+    run.state = run.state.with_change(run.state.changes["n1"].at(stage, int(site.now_s)))
+    look, open_conf, layout = run.slurm.view, f"Gres={node.gres}", node.layout
+
+    def view(self: SlurmSide, now_s: int) -> SlurmView:
+        seen = look(now_s)
+        if not node.is_listed:
+            node.conf, node.jobs = open_conf, 1
+            site.start_slurmd("n1")
+        return seen
+
+    monkeypatch.setattr(SlurmSide, "view", view)
+    run.drive()
+    assert run.outcomes["n1"].what == what
+    assert (node.conf, node.layout, node.jobs) == (open_conf, layout, 1)
+    assert site.logged().count("dropped") == 1
 
 
 @pytest.mark.parametrize("release", ["22.05.8", "24.11.5"])
