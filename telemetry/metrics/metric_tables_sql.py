@@ -125,7 +125,8 @@ judged AS (
                  WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
                  WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}
                    THEN CASE WHEN gpus_seen < gpu_count OR lowest_use_coverage < {_IDLE_COVERAGE!r}
-                               OR 100 * shown_frac >= {filters.min_gpu_util_pct!r} THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
+                               OR 100 * shown_frac >= {filters.min_gpu_util_pct!r}
+                             THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
                  ELSE '{OK}' END AS verdict
   FROM derived),
 peaked AS (
