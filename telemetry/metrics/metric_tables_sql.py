@@ -27,7 +27,9 @@ _USED_UP = (
 _COUNTED = (*MEANS, "activity", "energy")
 
 _IDLE_COVERAGE = 0.9
-"""A job with less is not idle: it may have worked while its samples were lost."""
+"""A GPU whose use is known for less of the time is not said to be idle: it may have worked while nobody looked."""
+_ACTIVE_FRAC = 0.01
+"""A GPU whose SMs or engine are this active on average is in use, whatever GPU_UTIL says."""
 
 # A GPU is said to have a profiling fault from this many samples, and this share of the busy ones, on.
 FAULT_SAMPLES, FAULT_SHARE = 3, 0.05
@@ -45,17 +47,28 @@ def _coverage(number: str) -> str:
 def per_gpu(config: Config, options: Options) -> str:
     """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
     enough = f"{config.filters.min_coverage!r} * expected_samples"
+    others = tuple(name for name in MEANS if name != "gpu_util_pct")
     return f"""
 WITH raw AS ({_raw(options)})
 SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
-       {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", MEANS)},
+       {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", others)},
+       CASE WHEN n_gpu_util_pct >= {enough} AND NOT {_ENGINE_STANDS_IN} THEN raw_gpu_util_pct END AS mean_gpu_util_pct,
+       CASE WHEN mean_gpu_util_pct IS NOT NULL THEN n_gpu_util_pct
+            WHEN mean_gr_engine_active_frac IS NOT NULL THEN n_gr_engine_active_frac ELSE 0 END AS n_use,
        CASE WHEN n_activity >= {enough} THEN raw_temporal END AS temporal_imbalance,
        {_energy("mig = ''", f"n_energy >= {enough}")},
        CASE WHEN n_hbm_used_mib >= {enough} THEN raw_growth END AS hbm_growth_mib_h,
-       CASE WHEN n_activity >= {enough} THEN max_activity = 0 END AS is_idle
+       CASE WHEN n_activity >= {enough} AND (max_activity > 0 OR shown_frac >= {_ACTIVE_FRAC!r}) THEN false
+            WHEN n_activity >= {_IDLE_COVERAGE!r} * floor(expected_samples) THEN max_activity = 0 END AS is_idle
 FROM raw"""
+
+
+# GPU_UTIL has holes that the engine's counter has not, or stands at 0 beside a busy engine. On MIG, see `samples`.
+_ENGINE_STANDS_IN = f"""coalesce(mig = '' AND (
+  (n_gpu_util_pct < {_IDLE_COVERAGE!r} * samples AND n_gr_engine_active_frac > n_gpu_util_pct)
+  OR (raw_gpu_util_pct = 0 AND shown_engine_frac >= {_ACTIVE_FRAC!r})), false)"""
 
 
 def _energy(*conditions: str) -> str:
@@ -70,9 +83,11 @@ def _raw(options: Options) -> str:
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
     weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
     mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
-    means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m != "gpu_util_pct"))
-    # Without SM_ACTIVE and the slice's size, the engine's activity is a share of nobody knows what.
-    has_use = "mig = '' OR engines IS NOT NULL OR b.n_sm_active_frac >= 0.9 * b.n_gpu_util_pct"
+    of_slice = ("gpu_util_pct", "gr_engine_active_frac")
+    means = each(f"{mean} AS raw_{{x}}", tuple(m for m in MEANS if m not in of_slice))
+    # Without the slice's size, the engine's activity is a share of nobody knows what.
+    has_size = "(mig = '' OR engines IS NOT NULL)"
+    has_use = f"{has_size} OR b.n_sm_active_frac >= 0.9 * b.n_gpu_util_pct"
     return f"""
 WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity} AS n_activity
            FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)
@@ -81,6 +96,9 @@ SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / int
        samples - missing_energy_mj AS n_energy,
        end_ms - start_ms AS energy_span_ms, raw_energy_j / energy_span_ms * 1000 AS raw_energy_power_w, {means},
        CASE WHEN {has_use} THEN {mean.format(x="gpu_util_pct")} END AS raw_gpu_util_pct,
+       {mean.format(x="gr_engine_active_frac")} AS shown_engine_frac,
+       CASE WHEN {has_size} THEN shown_engine_frac END AS raw_gr_engine_active_frac,
+       greatest(raw_sm_active_frac, shown_engine_frac) AS shown_frac,
        CASE WHEN max_activity = 0 THEN 0.0 WHEN max_activity > 0
             THEN least(1.0, greatest(0.0, 1 - activity / max_activity)) END AS raw_temporal,
        CASE WHEN n_hbm_used_mib > 1 THEN hbm_slope / nullif(hbm_spread, 0) * {MS_PER_HOUR} END AS raw_growth,
@@ -106,7 +124,8 @@ judged AS (
                  WHEN samples = 0 THEN '{NO_TELEMETRY}'
                  WHEN coverage_frac IS NULL OR coverage_frac < {filters.min_coverage!r} THEN '{LOW_COVERAGE}'
                  WHEN coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac) < {filters.min_gpu_util_pct!r}
-                   THEN CASE WHEN gpus_seen < gpu_count OR coverage_frac < {_IDLE_COVERAGE!r}
+                   THEN CASE WHEN gpus_seen < gpu_count OR lowest_use_coverage < {_IDLE_COVERAGE!r}
+                               OR 100 * shown_frac >= {filters.min_gpu_util_pct!r}
                              THEN '{LOW_COVERAGE}' ELSE '{IDLE}' END
                  ELSE '{OK}' END AS verdict
   FROM derived),
@@ -133,7 +152,10 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        first(p.gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        first(mig_profile {top}) AS mig_profile, bool_or(mig <> '') AS has_mig,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,
-       {each("avg(mean_{x}) AS raw_{x}", MEANS)},
+       {each("avg(mean_{x}) AS raw_{x}", tuple(name for name in MEANS if name != "gpu_util_pct"))},
+       CASE WHEN count(mean_gpu_util_pct) > 0
+            THEN avg(coalesce(mean_gpu_util_pct, 100 * mean_gr_engine_active_frac)) END AS raw_gpu_util_pct,
+       min(coalesce({_coverage("n_use")}, 0)) AS lowest_use_coverage, avg(shown_frac) AS shown_frac,
        {each("sum(n_{x}) AS n_{x}", _COUNTED)},
        {each(f"sum({_coverage('n_{x}')}) AS covered_{{x}}", _COUNTED)},
        sum(coverage_frac) AS covered,

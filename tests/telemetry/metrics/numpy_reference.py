@@ -69,6 +69,12 @@ def temporal_imbalance(activity: np.ndarray, weight: list[float]) -> float:
     return min(1.0, max(0.0, 1 - weighted_mean(activity, weight) / known.max()))
 
 
+def is_idle(part: pd.DataFrame, weight: list[float]) -> bool:
+    """Of a GPU without long holes. Its SMs and its engine must not say otherwise than GPU_UTIL."""
+    others = [weighted_mean(part[f"{name}_active_frac"], weight) for name in ("sm", "gr_engine")]
+    return bool(part.gpu_util_pct.max() == 0) and not any(other >= 0.01 for other in others)
+
+
 def energy_j(part: pd.DataFrame, start_s: int, end_s: int) -> tuple[float, float, int]:
     """Energy of the job on one GPU, seconds between its first and last reading, resets. The counter has no fault."""
     known = part[~part.energy_mj.isna()]
@@ -199,7 +205,9 @@ def job_metrics(
     found["temporal_imbalance"] = np.nanmax(
         [temporal_imbalance(values, its) for (_, values), its in zip(util, weight, strict=True)]
     )
-    found["idle_gpus"] = [f"{u[0]}:{u[1]}" for (u, _), (_, values) in zip(seen, util, strict=True) if max(values) == 0]
+    found["idle_gpus"] = [
+        f"{unit[0]}:{unit[1]}" for (unit, part), its in zip(seen, weight, strict=True) if is_idle(part, its)
+    ]
     _energy(found, seen, start_s, end_s)
     _memory(found, seen, start_s)
     _roofline(found, seen, weight)

@@ -48,7 +48,7 @@ def site() -> tuple[pd.DataFrame, list[JobRun]]:
     rng = np.random.default_rng(7)
     hosts = [(host, gpu) for host in ("n1", "n2") for gpu in range(4)]
     frame = pd.concat([gpu_rows(rng, host, gpu) for host, gpu in hosts], ignore_index=True)
-    frame.loc[(frame.host == "n2") & (frame.gpu == 3), "gpu_util_pct"] = np.float32(0)
+    frame.loc[(frame.host == "n2") & (frame.gpu == 3), ["gpu_util_pct", *FRACTIONS[:2]]] = np.float32(0)
     cuts = [START_S, START_S + 5003, START_S + 5004, START_S + 9001, START_S + SPAN_S]
     jobs = [
         JobRun(1, cuts[0], cuts[0], cuts[1], 4, ("n1",)),

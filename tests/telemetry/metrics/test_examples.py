@@ -309,3 +309,48 @@ def test_a_wrong_label_attributes_nothing_outside_the_jobs_nodes_and_time(run: A
     assert found[1]["attributed_by"] == "label"
     ignored = Config(filters=OPEN.filters, bindings=Bindings(use_labels=False))
     assert run(frame, [job(200, 1)], config=ignored)[0][1]["verdict"] == "shared node without GPU binding"
+
+
+HOLE = [0] * 12 + [None] * 8
+"""GPU_UTIL is 0 for 60% of the time, and not known for the rest."""
+LATE = [0] * 12 + [0.9] * 8
+"""The same GPU's SMs and engine: it worked while GPU_UTIL was not known. The mean is 0.36."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "data_quality", "used_pct", "idle"),
+    [
+        ({"gpu_util_pct": [[0] * 20]}, "idle", 0, ["n1:0"]),
+        ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0] * 20]}, "idle", 0, ["n1:0"]),
+        ({"gpu_util_pct": [HOLE]}, "low coverage", 0, []),
+        ({"gpu_util_pct": [HOLE], "sm_active_frac": [LATE]}, "low coverage", 0, []),
+        ({"gpu_util_pct": [HOLE], "gr_engine_active_frac": [LATE]}, "ok", 36, []),
+        ({"gpu_util_pct": [[0] * 20], "gr_engine_active_frac": [[0.9] * 20]}, "ok", 90, []),
+        ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0.9] * 20]}, "low coverage", 0, []),
+        ({"gpu_util_pct": [[0] * 20, [None] * 20]}, "low coverage", 0, ["n1:0"]),
+        ({"gpu_util_pct": [[0] * 20] * 15 + [HOLE]}, "low coverage", 0, [f"n1:{gpu}" for gpu in range(15)]),
+        (  # (10 + 90) / 2: the engine stands in for the GPU without GPU_UTIL, and for no other
+            {"gpu_util_pct": [[10] * 20, [None] * 20], "gr_engine_active_frac": [[0.2] * 20, [0.9] * 20]}, "ok", 50, []
+        ),
+        ({"gpu_util_pct": [[95] * 20, HOLE], "sm_active_frac": [[0.9] * 20, LATE]}, "ok", 47.5, []),
+        ({"gpu_util_pct": [[95] * 20, HOLE]}, "ok", 47.5, []),
+        ({"gpu_util_pct": [[95] * 20, [0] * 20], "sm_active_frac": [[0.9] * 20, [0] * 20]}, "ok", 47.5, ["n1:1"]),
+    ],
+)  # fmt: skip
+def test_only_what_is_known_to_be_idle_is_said_to_be_idle(
+    run: Any, columns: dict[str, Any], data_quality: str, used_pct: float, idle: list[str]
+) -> None:
+    frame = gpus("n1", columns)
+    row = run(frame, [job(200, frame.gpu.nunique())], config=STRICT)[0][1]
+    util_pct, engine = row["mean_gpu_util_pct"], row["mean_gr_engine_active_frac"]
+    assert (row["verdict"], row["idle_gpus"]) == (data_quality, idle)
+    assert (100 * engine if util_pct is None else util_pct) == pytest.approx(used_pct, rel=1e-6)
+
+
+def test_a_slice_of_unknown_size_has_no_use_that_could_be_called_low(run: Any) -> None:
+    """A full 7g slice shows 1/7: 14%. Its SMs, where they are known, say what it did."""
+    frame = slice_of(None, gr_engine_active_frac=1 / 7)
+    jobs, gpu_rows = run(frame, [job(60, 1)])
+    for row in (jobs[1], gpu_rows[0]):
+        assert (row["mean_gr_engine_active_frac"], row["mean_gpu_util_pct"]) == (None, None)
+    assert gpu_rows[0]["is_idle"] is False
