@@ -36,7 +36,7 @@ _PARTS = re.compile(rb"[0-9]+|[a-z]+")
 _TOKEN = re.compile("[a-z#]+")
 _RUNS = re.compile("[a-z]+")
 _NEXTFLOW = re.compile(rb"^nf-([^(]+)_\(")
-_FIRST = re.compile(rb"[^, \t\r\n]*")
+_MORE = re.compile(rb"[, \t\r\n].*", re.DOTALL)
 _PROCESS = re.compile(rb"(?=[A-Z0-9_]+:[A-Z])[A-Z][A-Z0-9_:]*")
 _FOLLOWERS = {
     "a": "abcdefghijklmnoprstuvwxyz", "b": "abcdeilmoprstuy", "c": "acdefhiklmoprstuy", "d": "abcdefgijklmnoprstuy",
@@ -82,7 +82,7 @@ def _key(name: bytes) -> str:
 
 def _rule(comment: bytes) -> bytes:
     """The rule or process that the first word of a workflow manager's comment is; b"" in any other comment."""
-    word = _FIRST.findall(comment)[0]
+    word = _MORE.sub(b"", comment)
     if word.startswith(b"rule_"):
         return word[5:].partition(b"_wildcards_")[0]
     return word if word.startswith(b"nf-") or _PROCESS.fullmatch(word) else b""
