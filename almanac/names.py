@@ -36,6 +36,7 @@ _PARTS = re.compile(rb"[0-9]+|[a-z]+")
 _TOKEN = re.compile("[a-z#]+")
 _RUNS = re.compile("[a-z]+")
 _NEXTFLOW = re.compile(rb"^nf-([^(]+)_\(")
+_MORE = re.compile(rb"[, \t\r\n].*", re.DOTALL)
 _PROCESS = re.compile(rb"(?=[A-Z0-9_]+:[A-Z])[A-Z][A-Z0-9_:]*")
 _FOLLOWERS = {
     "a": "abcdefghijklmnoprstuvwxyz", "b": "abcdeilmoprstuy", "c": "acdefhiklmoprstuy", "d": "abcdefgijklmnoprstuy",
@@ -80,11 +81,11 @@ def _key(name: bytes) -> str:
 
 
 def _rule(comment: bytes) -> bytes:
-    """The rule or process that a workflow manager's comment names; b"" in any other comment."""
-    if comment.startswith(b"rule_"):
-        return comment[5:].partition(b"_wildcards_")[0]
-    process = _PROCESS.match(comment)
-    return process[0] if process else comment if comment.startswith(b"nf-") else b""
+    """The rule or process that the first word of a workflow manager's comment is; b"" in any other comment."""
+    word = _MORE.sub(b"", comment)
+    if word.startswith(b"rule_"):
+        return word[5:].partition(b"_wildcards_")[0]
+    return word if word.startswith(b"nf-") or _PROCESS.fullmatch(word) else b""
 
 
 def _is_identifier(word: bytes) -> bool:

@@ -105,8 +105,9 @@ def tables() -> str:
 
 IMPORTED = """\
 - Times without a time zone are read as UTC. `kept with local times` in the output means that the clock changed while
-  these jobs ran: their elapsed time and their start and end differ by whole hours. almanac then takes their end from
-  the elapsed time. All other times of such a file are off, too: export it with `TZ=UTC`, and import it again. If jobs
+  these jobs waited or ran: they started up to an hour before they were submitted, and almanac adds an hour; or their
+  elapsed time and their start and end differ by whole hours, 2 at most, and almanac takes their end from the elapsed
+  time. All other times of such a file are off, too: export it with `TZ=UTC`, and import it again. If jobs
   were suspended, add the column `Suspended`.
 - A state that a narrow column cut short, such as `OUT_OF_ME+`, is read if only one state begins so. Other states that
   almanac does not know are null, and counted.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Counter:
     """A sample outside low..high is beyond its physical limit.
 
+    ceiling: shares up to almost 1% above high are rounding, and count as high.
     feeds: columns of job_metrics that are null without the counter, beside its own mean and coverage.
     """
 
@@ -19,6 +20,10 @@ class Counter:
     high: float
     is_cumulative: bool = False
     feeds: tuple[str, ...] = ()
+
+    @property
+    def ceiling(self) -> float:
+        return self.high * (1.009 if self.unit in ("%", "fraction") else 1)
 
 
 def _roofline(pipe: str, *more: str) -> tuple[str, ...]:

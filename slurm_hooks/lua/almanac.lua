@@ -245,20 +245,21 @@ local FOLLOWERS = {
 local BEGINNINGS = { "sys/dashboard/", "ondemand/", "spawner-", "jupyterhub-", "parsl." }
 local GENERIC = [[
  sbatch wrap interactive stdin nojobname noname unnamed untitled none null default nan unknown bash sh zsh ksh csh 
- tcsh dash fish env python ipython perl julia matlab rscript java node srun salloc mpirun mpiexec orted hydra pmi 
- proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container conda exec 
- launch launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate gnome vnc 
- novnc apps app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel kernel 
- rstudio server vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console dask 
- worker workers scheduler ray head parsl auto block blocks submitit executor pilot fw fireworks snakemake snakejob 
- smk nextflow nf cromwell toil luigi workflow pipeline rule wildcards job jobs jobname myjob my run runs task tasks 
- array test tests testing debug demo example hello world try trial tmp temp foo bar baz qux asdf aaa abc xxx xyz 
- script scripts submit submission slurm pbs sge lsf queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and 
- of for with on at by in to or is it an name id no nr num number ver version rev part step steps iter iteration idx 
- index set jan feb mar apr may jun jul aug sep sept oct nov dec january february march april june july august 
- september october november december mon tue tues wed thu thurs fri sat sun monday tuesday wednesday thursday 
- friday saturday sunday am pm utc gmt cet cest est edt pst pdt st rd th date time today day week month year now 
- hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid ksuid 
+ tcsh dash fish env bin opt sleep python py ipython perl julia matlab rscript java node srun salloc mpirun mpiexec 
+ orted hydra pmi proxy torchrun accelerate deepspeed horovodrun apptainer singularity enroot docker podman container 
+ conda exec launch launcher starter start sys dashboard dashboards ondemand ood batch connect bc desktop xfce mate 
+ gnome vnc novnc apps app dev usr jupyter jupyterlab jupyterhub jhub lab notebook notebooks spawner ipynb ipykernel 
+ kernel rstudio server vscode code tunnel ide spyder terminal shell term xterm tmux screen ssh sshd session console 
+ dask worker workers scheduler ray head parsl auto block blocks submitit executor pilot fw fireworks snakemake 
+ snakejob smk nextflow nf cromwell toil luigi sky gpujob workflow pipeline rule wildcards job jobs jobname myjob my 
+ run runs task tasks array main process agent client cmd seed fold stage test tests testing debug demo example hello 
+ world try trial tmp temp foo bar baz qux asdf aaa abc xxx xyz script scripts submit submission slurm pbs sge lsf 
+ queue gpu gpus cpu cpus cuda nodes mpi new old final copy the and of for with on at by in to or is it an name id no 
+ nr num number ver version rev part step steps iter iteration idx index set jan feb mar apr may jun jul aug sep sept 
+ oct nov dec january february march april june july august september october november december mon tue tues wed thu 
+ thurs fri sat sun monday tuesday wednesday thursday friday saturday sunday am pm utc gmt cet cest est edt pst pdt st 
+ rd th date time today day week month year now hour hours hr hrs min mins sec secs uuid guid hash sha uid pid ulid 
+ ksuid 
 ]]
 
 -- Return true if at least three pairs of letters of a word, and a sixth of all, are rare in words.
@@ -312,18 +313,16 @@ local function own_key(name)
   return identifies(key) and key or "-"
 end
 
--- The rule or process that a workflow manager's comment names; "" in any other comment.
+-- The rule or process that the first word of a workflow manager's comment is; "" in any other comment.
 local function rule_of(comment)
-  local rule = match(comment, "^rule_(.*)$")
+  local word = match(comment, "^[^, \t\r\n]*")
+  local rule = match(word, "^rule_(.*)$")
   if rule then
     local at = find(rule, "_wildcards_", 1, true)
     return at and sub(rule, 1, at - 1) or rule
   end
-  local process = match(comment, "^[A-Z][A-Z0-9_:]*")
-  if process and match(process, "^[A-Z0-9_]+:[A-Z]") then
-    return process
-  end
-  return sub(comment, 1, 3) == "nf-" and comment or ""
+  local is_process = match(word, "^[A-Z][A-Z0-9_:]*$") and match(word, "^[A-Z0-9_]+:[A-Z]")
+  return (is_process or sub(word, 1, 3) == "nf-") and word or ""
 end
 
 -- The family key of a job name, or of the workflow's rule in the comment; "-" is no family.

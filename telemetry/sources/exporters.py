@@ -48,7 +48,7 @@ class Metric:
     def forbids(self, value: float, is_lowest: bool) -> bool:
         """True if the unit forbids the lowest or the highest value of some series, given as the metric has it."""
         scaled = value * self.scale
-        return scaled < self.counter.low if is_lowest else scaled > self.counter.high or 0 < scaled < self.least
+        return scaled < self.counter.low if is_lowest else scaled > self.counter.ceiling or 0 < scaled < self.least
 
 
 @dataclass(frozen=True)

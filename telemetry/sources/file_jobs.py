@@ -26,14 +26,18 @@ _HASHED_FROM = 2**62
 """Ids made of a text lie above every id that Slurm gives (32 bits)."""
 _STEP = re.compile(r"[0-9]+(_[0-9]+)?\.(batch|extern|interactive|[0-9]+)")
 _TIMES = ("submit_s", "start_s", "end_s")
-_BOOLS = dict.fromkeys(("true", "t", "yes", "1", "1.0"), True) | dict.fromkeys(("false", "f", "no", "0", "0.0"), False)
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1", "1.0"), ("false", "f", "no", "n", "off", "0", "0.0")
+_BOOLS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 _SUSPENDED = "suspended_s"
 """A column of layouts that no table has: the time for which a job was suspended."""
 _ZONE_STEP_S = 1800
 """The offsets of a zone differ by whole hours, on Lord Howe Island by half an hour."""
+_BACK_S, _MOST_S = 3600, 7200
+"""By how much a clock is set back in fall, and the most that any change of a clock explains."""
 LOCAL = "with local times (export with TZ=UTC, import again)"
 """Said of rows during which the clock changed. All other times of such a file are off by the zone's offset, too."""
 _TOO_LONG = "with more elapsed time than end - start"
+_TOO_SHORT = "with much less elapsed time than end - start (suspended?)"
 
 
 class _Bad:
@@ -79,6 +83,8 @@ def _job(row: dict[str, Any], layout: Layout, latest_s: int, has_zone: bool, cou
             counts.note(f"{name} not understood", 1, value.text)
             row[name] = None
     _compare_times(row, has_zone, counts)
+    if not has_zone:
+        _undo_early_start(row, counts)
     note_shares(row, counts)
     _complete(row, layout)
     times = [row[name] for name in _TIMES if row[name] is not None]
@@ -103,11 +109,19 @@ def _compare_times(row: dict[str, Any], has_zone: bool, counts: Counts) -> None:
     if None in (start_s, end_s, elapsed_s):
         return
     more_s = elapsed_s + (suspended_s or 0) - (end_s - start_s)
-    if more_s and more_s % _ZONE_STEP_S == 0 and not has_zone:
+    if elapsed_s and 0 < abs(more_s) <= _MOST_S and more_s % _ZONE_STEP_S == 0 and not has_zone:
         counts.note(LOCAL, 1, f"job {row['job_id']}")
         row["end_s"] += more_s
-    elif more_s > 1:
-        counts.note(_TOO_LONG, 1, f"job {row['job_id']}")
+    elif more_s > 1 or more_s < -_MOST_S:
+        counts.note(_TOO_LONG if more_s > 0 else _TOO_SHORT, 1, f"job {row['job_id']}")
+
+
+def _undo_early_start(row: dict[str, Any], counts: Counts) -> None:
+    """Move the times of a job that started up to an hour before its submission: the clock was set back in between."""
+    names = [name for name in ("start_s", "end_s") if row[name] is not None]
+    if names and 0 < row["submit_s"] - row[names[0]] <= _BACK_S:
+        counts.note(LOCAL, 1, f"job {row['job_id']}")
+        row.update({name: row[name] + _BACK_S for name in names})
 
 
 def _have_zone(block: pa.Table, layout: Layout) -> list[bool]:

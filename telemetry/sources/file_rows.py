@@ -64,7 +64,8 @@ def rows_of(series: Series, time_ms: _Ints, columns: Sequence[CounterColumn], co
         counts.kept += int(keep.sum())
         has_value |= keep
         kind = np.float32 if TELEMETRY.field(column.counter.column).type == pa.float32() else np.float64
-        arrays[column.counter.column] = pa.array(column.value.astype(kind), mask=None if keep.all() else ~keep)
+        value = np.minimum(column.value, column.counter.high).astype(kind)
+        arrays[column.counter.column] = pa.array(value, mask=None if keep.all() else ~keep)
         for at, reason in found.unusable.items():
             number = int(np.sum(column.is_given & (series.codes == at)))
             counts.drop(reason, number, printable(str(series.labels[at])))

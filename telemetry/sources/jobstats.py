@@ -44,8 +44,9 @@ class JobstatsSummary:
 
     @property
     def hbm_peak_mib(self) -> float | None:
-        """The highest known peak among the job's GPUs; None if there is none."""
-        return max((gpu.peak_mib for gpu in self.gpus if gpu.peak_mib is not None), default=None)
+        """The highest peak among the job's GPUs; None if that of any GPU is not known: it may be the highest."""
+        peaks = [gpu.peak_mib for gpu in self.gpus if gpu.peak_mib is not None]
+        return max(peaks) if len(peaks) == len(self.gpus) else None
 
     @property
     def hbm_total_mib(self) -> float | None:
@@ -80,7 +81,8 @@ def decode_jobstats(admin_comment: str) -> JobstatsSummary | None:
         return None
     values = _Values()
     gpus = tuple(gpu for host, node in nodes for gpu in _gpus(host, node, values))
-    return JobstatsSummary(gpus, values.unreadable) if gpus else None
+    is_empty = all(gpu.peak_mib is None and gpu.util_pct is None for gpu in gpus)
+    return None if is_empty else JobstatsSummary(gpus, values.unreadable)
 
 
 def _gunzip(packed: bytes) -> bytes:
@@ -115,16 +117,15 @@ class _Values:
 
 
 def _gpus(host: str, node: Any, values: _Values) -> Iterator[GpuSummary]:
-    """The GPUs of a node that have a known peak or utilization."""
+    """The GPUs that a node names; one named "" stands for those of a node that cannot be read."""
     fields = ("gpu_used_memory", "gpu_total_memory", "gpu_utilization")
+    is_read = isinstance(node, dict) and isinstance(node.get("gpu_used_memory", {}), dict)
     node = values.mapping(node)
     used, totals, utils = (values.mapping(node.get(field)) for field in fields)
-    for gpu in dict.fromkeys((*used, *utils)):
+    for gpu in dict.fromkeys((*used, *totals, *utils, *(() if is_read else ("",)))):
         peak, total = values.number(used.get(gpu)), values.number(totals.get(gpu))
         if peak is not None and total is not None and peak > total:
             values.unreadable += 2
             peak = total = None
-        util_pct = values.number(utils.get(gpu), 100)
-        if peak is not None or util_pct is not None:
-            peak_mib, total_mib = (None if size is None else size / MIB for size in (peak, total))
-            yield GpuSummary(host, gpu, peak_mib, total_mib, util_pct)
+        peak_mib, total_mib = (None if size is None else size / MIB for size in (peak, total))
+        yield GpuSummary(host, gpu, peak_mib, total_mib, values.number(utils.get(gpu), 100))

@@ -218,7 +218,9 @@ class Pivot:
             self.counts.drop(reason, int(np.sum(series == at)), printable(str(samples.labels[at])))
         keep = within_unit(metric, value, series, codes.gpu[series] >= 0, self.counts)
         key = (codes.gpu[series[keep]] << _SHIFT) + (time_ms[keep] - self._start_ms)
-        points = self._unique(_Points(key, value[keep], series[keep]), codes.job, samples.labels)
+        points = self._unique(
+            _Points(key, np.minimum(value[keep], metric.counter.high), series[keep]), codes.job, samples.labels
+        )
         self.counts.kept += len(points.key)
         return points
 

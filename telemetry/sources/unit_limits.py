@@ -19,12 +19,13 @@ def within_unit(
 ) -> _Flags:
     """Flags of the usable samples to keep; the others of the usable ones are counted, by metric.
 
-    value: in our unit; series: the number of each sample's series. If most of a series' values but 0 are wrong and
-    would be right in the other unit, such as percent for a ratio, none of them can be believed: a 1 would be 100%, and
-    zeros alone would be an idle GPU. With such a series beside it, one of only 0 and 1 may have that unit too.
+    value: in our unit; what is kept may lie above counter.high, up to its ceiling. series: the number of each sample's
+    series. If most of a series' values but 0 are wrong and would be right in the other unit, such as percent for a
+    ratio, none of them can be believed: a 1 would be 100%, and zeros alone would be an idle GPU. With such a series
+    beside it, one of only 0 and 1 may have that unit too.
     """
     counter, factor = metric.counter, _OTHER.get(metric.counter.unit, 1.0)
-    keep: _Flags = usable & (value >= counter.low) & (value <= counter.high)
+    keep: _Flags = usable & (value >= counter.low) & (value <= counter.ceiling)
     is_small = (value < metric.least) & (value > 0) if metric.least else np.zeros(1, dtype=bool)
     if keep.all() and not is_small.any():
         return keep
@@ -34,13 +35,13 @@ def within_unit(
     odd = beyond | (finite & is_small)
     if not odd.any():
         return keep
-    in_other = np.where(value > counter.high, value / factor, value * factor)
-    explained = odd & (in_other >= max(counter.low, metric.least)) & (in_other <= counter.high)
+    in_other = np.where(value > counter.ceiling, value / factor, value * factor)
+    explained = odd & (in_other >= max(counter.low, metric.least)) & (in_other <= counter.ceiling)
     given, number = finite & (value != 0), int(series.max(initial=0)) + 1
     odds, all_given = np.bincount(series[explained], minlength=number), np.bincount(series[given], minlength=number)
     is_foreign = 2 * odds > all_given
     if is_foreign.any():
-        telling = given & (value != metric.scale)
+        telling = given & ~np.isclose(value, metric.scale, rtol=0.01)
         is_foreign |= (np.bincount(series[telling], minlength=number) == 0) & (all_given > 0)
     wrong = finite & (beyond | is_foreign[series])
     examples = value[wrong & odd] / metric.scale

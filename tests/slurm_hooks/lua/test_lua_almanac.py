@@ -66,7 +66,9 @@ def test_both_languages_know_the_same_generic_names() -> None:
     assert {*beginnings} == {*re.findall('"(.*?)"', begun[1])}
 
 
-WORDS = st.sampled_from(["job", "run", "bert", "dask-worker", "uv", "sys/dashboard/", "nf-", "_(", "rule_", "A:B", ":"])
+WORDS = st.sampled_from(
+    ["job", "run", "bert", "dask-worker", "uv", "sys/dashboard/", "nf-", "_(", "rule_", "A:B", ":", ",", " "]
+)
 IDS = st.from_regex(r"[0-9a-f]{4,40}|[0-9A-Za-z]{6,32}|[a-z2-7]{10,32}|[bcdfgjkqvwxz0-9]{6,20}", fullmatch=True)
 TEXTS = st.one_of(
     st.text(max_size=80), st.lists(st.one_of(WORDS, IDS, st.sampled_from("-_. #/:")), max_size=6).map("".join)

@@ -318,8 +318,11 @@ def test_a_text_in_parquet_is_never_taken_for_missing(tmp_path: Path, text: str)
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("true", True), ("True", True), ("FALSE", False), ("1", True), ("0", False), ("no", False), ("", None)],
-)
+    [
+        ("true", True), ("True", True), ("FALSE", False), ("1", True), ("0", False), ("no", False), ("y", True),
+        ("N", False), ("On", True), ("off", False), ("", None),
+    ],
+)  # fmt: skip
 def test_truth_values_as_people_write_them(tmp_path: Path, text: str, value: bool | None) -> None:
     [row], counts = read(write(tmp_path / "jobs.csv", "job_id,submit_s,refuses_mail", f"1,100,{text}"))
     assert row["refuses_mail"] is value and not counts.notes
@@ -349,6 +352,8 @@ def test_a_state_cut_short_is_read_where_only_one_begins_so(
     assert counts.notes == ({} if state else {"state not understood": 1})
 
 
+LONG = "with more elapsed time than end - start"
+SHORT = "with much less elapsed time than end - start (suspended?)"
 TIMES = "JobIDRaw,State,Submit,Start,End,Elapsed,Suspended,ReqTRES,AllocTRES,AllocGRES"
 
 
@@ -363,7 +368,12 @@ TIMES = "JobIDRaw,State,Submit,Start,End,Elapsed,Suspended,ReqTRES,AllocTRES,All
         ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:10:00,00:50:00,", 6000, {}),
         ("2026-07-25T01:30:00Z,2026-07-25T01:30:00Z,2026-07-25T03:10:00Z,00:40:00,", 6000, {}),
         ("1784943000,1784943000,1784949000,00:40:00,", 6000, {}),
-        ("1784943000,1784943000,1784949000,05:40:00,", 6000, {"with more elapsed time than end - start": 1}),
+        ("1784943000,1784943000,1784949000,05:40:00,", 6000, {LONG: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T06:30:00,00:00:00,", 18000, {SHORT: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T02:30:00,00:00:00,", 3600, {}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T01:30:00,1-00:00:00,", 0, {LONG: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:30:00,04:00:00,", 14400, {LOCAL: 1}),
+        ("2026-07-25T01:30:00,2026-07-25T01:30:00,2026-07-25T03:30:00,04:30:00,", 7200, {LONG: 1}),
     ],
 )
 def test_a_change_of_the_clock_shows_that_times_are_local(
@@ -373,8 +383,25 @@ def test_a_change_of_the_clock_shows_that_times_are_local(
     assert (row["end_s"] - row["start_s"], counts.notes) == (ran_s, notes)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "elapsed", "found"),
+    [("T02:05:00", "T02:35:00", "00:30:00", (600, 1800)), ("None", "T02:10:00", "00:00:00", (None, 900))],
+)
+def test_a_clock_set_back_before_the_start_costs_no_row(
+    tmp_path: Path, start: str, end: str, elapsed: str, found: tuple[int | None, int]
+) -> None:
+    """The end counts from the start, or, without one, from the submission."""
+    day = "2025-10-26"
+    times = f"{day}T02:55:00,{start if start == 'None' else day + start},{day}{end},{elapsed},"
+    [row], counts = read(write(tmp_path / "jobs.csv", TIMES, f"1,CANCELLED,{times},,,"))
+    start_s = row["start_s"]
+    waited_s = None if start_s is None else start_s - row["submit_s"]
+    assert (waited_s, row["end_s"] - (start_s or row["submit_s"])) == found
+    assert counts.notes == {LOCAL: 1}
+
+
 def test_a_contradiction_of_times_without_a_zone_says_what_to_do(tmp_path: Path) -> None:
-    line = "1,COMPLETED,2026-07-25T02:59:00,2026-07-25T02:05:00,2026-07-25T02:20:00,00:15:00,,,,"
+    line = "1,COMPLETED,2026-07-25T02:59:00,2026-07-25T01:05:00,2026-07-25T01:20:00,00:15:00,,,,"
     rows, counts = read(write(tmp_path / "jobs.csv", TIMES, line))
     assert not rows and "TZ=UTC" in next(iter(counts.dropped))
 

@@ -65,6 +65,16 @@ def test_wide_csv(tmp_path: Path) -> None:
     assert counts.dropped == {"unit mismatch: gpu_util_pct": 1, "not a number: hbm_used_mib": 2}
 
 
+@pytest.mark.parametrize("form", ["wide", "long"])
+def test_a_share_a_little_above_its_limit_is_the_limit(tmp_path: Path, form: str) -> None:
+    head, name = ("host,gpu,time_ms,sm_active_frac", "") if form == "wide" else (
+        "timestamp,host,gpu,metric,value", "sm_active_frac,")  # fmt: skip
+    lines = [f"n1,0,{at},1.0002" if form == "wide" else f"{at},n1,0,{name}1.0002" for at in (1000, 2000)]
+    rows, counts = read(write(tmp_path / "t.csv", head, *lines))
+    assert [row["sm_active_frac"] for row in rows] == [1.0, 1.0]
+    assert not counts.dropped
+
+
 def test_long_csv_of_exporter_names_and_our_own(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.csv",

@@ -113,7 +113,8 @@ def test_one_bad_value_costs_no_other(bad: Any, place: str) -> None:
     expected = {"used": (None, *whole[1:]), "total": (whole[0], None, 90.0), "util": (*whole[:2], None)}
     assert found["h1", "0"] == expected.get(place, whole)
     assert (found["h1", "1"], found["h2", "0"]) == (whole, (1024, 80 * 1024, 10.0))
-    assert summary.hbm_peak_mib == 40 * 1024
+    has_all_peaks = place in ("total", "util") or (place in ("node", "field") and isinstance(bad, dict))
+    assert summary.hbm_peak_mib == (40 * 1024 if has_all_peaks else None)
     assert (summary.unreadable == 0) == (bad is None or (place in ("node", "field") and isinstance(bad, dict)))
 
 
@@ -131,7 +132,22 @@ def test_a_peak_above_the_memory_says_nothing_of_this_gpu_alone() -> None:
     summary = decode_jobstats(comment({"nodes": {"h1": node(used, total, {"0": 7, "1": 9})}}))
     assert summary is not None
     assert [(gpu.peak_mib, gpu.total_mib, gpu.util_pct) for gpu in summary.gpus] == [(None, None, 7), (1024, 81920, 9)]
-    assert summary.unreadable == 2
+    assert (summary.unreadable, summary.hbm_peak_mib, summary.gpu_util_pct) == (2, None, 8)
+
+
+@pytest.mark.parametrize(
+    ("used", "total"),
+    [
+        ({"3": "x", "4": 20 * GIB}, {"3": 80 * GIB, "4": 80 * GIB}),
+        ({"3": 40 * GIB, "4": 20 * GIB}, {"3": 0, "4": 80 * GIB}),
+        ({"4": 20 * GIB}, {"3": 80 * GIB, "4": 80 * GIB}),
+        ({"3": None, "4": 20 * GIB}, {}),
+    ],
+)
+def test_the_peak_is_known_only_if_that_of_every_gpu_is(used: dict[str, Any], total: dict[str, Any]) -> None:
+    summary = decode_jobstats(comment({"nodes": {"h1": node(used, total)}}))
+    assert summary is not None and summary.hbm_peak_mib is None
+    assert {gpu.gpu: gpu.peak_mib for gpu in summary.gpus} == {"3": None, "4": 20 * 1024}
 
 
 def test_a_job_without_gpus_has_no_summary() -> None:

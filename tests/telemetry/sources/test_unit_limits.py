@@ -49,9 +49,15 @@ def test_a_value_that_the_unit_forbids_is_named_with_its_metric(name: str, value
     assert counts.examples[f"unit mismatch: {name}"] == f"{float(value):.7g} (expected: {limits})"
 
 
+@pytest.mark.parametrize(("name", "full"), [("DCGM_FI_PROF_SM_ACTIVE", 1.0), ("DCGM_FI_DEV_GPU_UTIL", 100.0)])
+def test_a_share_that_rounding_took_above_its_limit_is_kept(name: str, full: float) -> None:
+    found, counts = kept(name, [1.0002 * full] * 3, [1.02 * full, full])
+    assert (found, counts.dropped) == ([[1.0002 * full] * 3, [full]], {f"unit mismatch: {name}": 1})
+
+
 def test_percent_under_the_name_of_a_ratio_leaves_nothing_of_the_series() -> None:
     """Else 1% would be 100%, and the zeros alone an idle GPU; a series of 0 and 1 may mean either."""
-    found, _ = kept("DCGM_FI_DEV_GPU_UTIL_RATIO", [0, 1, 95, 97, 0], [0.5, 0.93, 1.0], [0, 1, 1], [0, 0])
+    found, _ = kept("DCGM_FI_DEV_GPU_UTIL_RATIO", [0, 1, 95, 97, 0], [0.5, 0.93, 1.0], [0, 1, 1.002], [0, 0])
     assert found == [[], [0.5, 0.93, 1.0], [], [0, 0]]
 
 
