@@ -321,9 +321,11 @@ def test_advice_is_what_a_back_test_would_say_of_the_record(site: Site, lived: L
         said = advise_many(list(requests.values()), lived.history, trained, config, now_s)
         for name, now in zip(requests, map(told, said), strict=True):
             was = dict(replayed[name])
-            families = {job.name_key for job in recorded(lived, with_gpus[name])}
-            if submission_of(requests[name], TIERS).name_key not in families:
+            asked, jobs = submission_of(requests[name], TIERS), recorded(lived, with_gpus[name])
+            if asked.name_key not in {job.name_key for job in jobs}:
                 continue  # a nameless job whose script one of both does not know
+            if not asked.script_key and any(job.script_key for job in jobs):
+                continue  # other jobs of its script are evidence for the record alone
             if (name, path) in other_job:
                 for key in ("duration", "priority"):
                     now.pop(key)
