@@ -167,7 +167,9 @@ def test_long_time_limits_and_large_tiers_are_requests_and_win_no_gpu_hours(tmp_
     jobs += [job(10 + number, 2, 0.1, user="dan", time_limit_s=HOUR_S) for number in range(2)]
     peaks = {1: 1000.0, 2: 2000.0, 4: 70_000.0}
     report = report_of(
-        tmp_path, jobs, [measured(number, 90, gpus_seen=2, hbm_peak_mib=peak) for number, peak in peaks.items()]
+        tmp_path,
+        jobs,
+        [measured(number, 90, gpus_seen=2, hbm_peak_mib=peak, is_preallocated=False) for number, peak in peaks.items()],
     )
     assert report.faults.limits == (LimitItem("alice", 2, 3, 2 * (9 + 8 + 6), 0.2),)
     assert [(task.action, task.why) for task in request_tasks(report, 5)] == [

@@ -246,4 +246,4 @@ def drop_column(site: Site, table: str, column: str) -> None:
     assert paths and column in TABLES[table].schema.names
     for path in paths:
         rows = pq.ParquetFile(path).read()
-        pq.write_table(rows.drop_columns([column]), path)
+        pq.write_table(rows.drop_columns([column]).replace_schema_metadata(), path)  # without almanac's seal
