@@ -68,7 +68,7 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     walked.run("ctl", "root", "sleep", "7")
     walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
     table = walked.run("ctl", "root", "almanac", "jobs", "-u", "alice", "-j", str(job)).stdout
-    assert re.search(rf"^ *{job} .*train-bert-100.* COMPLETED .* 18/40 GiB ", table, re.MULTILINE)
+    assert re.search(rf"^ *{job} .*train-bert-100.* COMPLETED .* 18/39 GiB ", table, re.MULTILINE)
     walked.run("ctl", "root", "as-almanac", "report", "--due", timeout_s=120)
     listed = walked.run("mail", "root", "mails").stdout
     assert "  1  to alice@dock  from almanac of dock <almanac@dock>  train-bert-100: OK; to run faster, " in listed
@@ -94,7 +94,7 @@ def test_alice_hears_of_a_job_that_no_list_has(walked: DockerSite) -> None:
     walked.wait_for(job, "FAILED")
     walked.wait_for_accounting(job)
     shown = walked.run("login", "alice", "almanac", "report", str(job)).stdout
-    assert "This job had no GPU" in shown and "FAILED" in shown
+    assert "had no GPU" in shown and "FAILED" in shown
     assert walked.run("login", "bob", "almanac", "report", str(job), check=False).rc != 0
 
 
