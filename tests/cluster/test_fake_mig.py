@@ -229,7 +229,11 @@ def test_the_map_of_the_shipped_prolog_reads_the_fakes_listings(node: FakeNode, 
     node.parted("apply", ONES, MIXED)
     node("install", str(tmp_path))
     with locked(node.state) as gpus:
-        wanted = {(one["uuid"], gpu["uuid"], str(one["gi"])) for gpu in gpus.gpus for one in gpu["instances"]}
+        wanted = {
+            (one["uuid"], gpu["uuid"], str(one["gi"]), str(index))
+            for index, gpu in enumerate(gpus.gpus)
+            for one in gpu["instances"]
+        }
     device = next(iter(wanted))[0]
     prolog = PROGRAM.parents[2] / "slurm_hooks/prolog/almanac-gpus.sh"
     env = {

@@ -73,7 +73,7 @@ def test_every_sample_goes_to_the_job_that_had_the_gpu(filled: Site) -> None:
         (5, 6): ("whole node", 2, 6, 50.0, 1000.0),
         (7, 9): ("whole node", 2, 24, None, 700.0),
     }
-    assert found[7, 9]["mean_gr_engine_active_frac"] == pytest.approx(0.4, rel=1e-6)
+    assert found[7, 9]["mean_gr_engine_active_frac"] is None  # nobody knows how many engines its slices have
     assert filled.gpus(7) == [("n3", 0, "1"), ("n3", 0, "2")]
     assert filled.gpus(2) == [("n2", 0, "")]
     assert {row["expected_samples"] for (job_id, _), row in found.items() if job_id == 4} == {24.0}
