@@ -30,7 +30,7 @@ def test_a_skipped_file_has_the_counts_of_its_import(
         outcome = json.loads(said)["sources"]["file:t.csv"]
         assert outcome["skipped"] is True
         assert (outcome["seen"], outcome["kept"], outcome["dropped"]) == (4, 3, {"unit mismatch: power_w": 1})
-        assert outcome["written"] == {"telemetry": {"added": 0, "unchanged": 2, "replaced": 0}}
+        assert outcome["written"] == {"telemetry": {"added": 0, "unchanged": 2, "replaced": 0, "left_out": 0}}
     else:
         assert said.splitlines()[:2] == [
             "file:t.csv: unchanged, 3 values were imported before",
