@@ -20,7 +20,7 @@ case "$(basename "$0") $*" in
 "scontrol show config") printf 'ClusterName = demo\\nSLURM_VERSION = %s\\n' "$(cat {folder}/release)";;
 "scontrol show nodes --json") cat {folder}/nodes.json;;
 "scontrol -o show reservation") echo "No reservations in the system";;
-"squeue -a -t PENDING --json") cat {folder}/queue.json;;
+"squeue -a -t PENDING --json"*) cat {folder}/queue.json;;
 "scontrol ") cat >>{folder}/told; echo '{{"jobs": []}}' >{folder}/queue.json;;
 *) echo "unknown: $0 $*" >&2; exit 9;;
 esac

@@ -23,7 +23,7 @@ SLURM = """#!/bin/sh
 case "$(basename "$0") $*" in
 "scontrol show config") printf 'ClusterName = demo\\nSLURM_VERSION = 22.05.8\\nJobFileAppend = 0\\n';;
 "sinfo --json") cat {folder}/nodes.json;;
-"squeue -a --json") cat {folder}/queue.json;;
+"squeue -a --json"*) cat {folder}/queue.json;;
 "scontrol ") cat >{folder}/told; cat {folder}/told >>{folder}/all
     sed -i 's/"features": "[^"]*"/"features": "'"$(sed 's/.*Features=//' {folder}/told)"'"/' {folder}/queue.json;;
 *) echo "unknown: $0 $*" >&2; exit 9;;

@@ -333,7 +333,7 @@ def test_mig_instances_of_one_gpu_go_to_the_jobs_whose_records_name_them(site: S
     """From the store's records to the metrics: the exporter gives the GPU's UUID and the instance's id."""
     for number, mig in ((1, "7"), (2, "13")):
         site.job(number, 0, 60, 1, "n1")
-        site.samples("n1", 0, [0.0] * 6, mig=mig, uuid="GPU-a", gr_engine_active_frac=0.25 * number)
+        site.samples("n1", 0, [0.0] * 6, mig=mig, uuid="GPU-a", sm_active_frac=0.25 * number)
     bound = [
         {"job_id": n, "host": "n1", "gpu": n + 3, "origin": "prolog", "seen_s": START_S, "uuid": "GPU-a", "mig": mig}
         for n, mig in ((1, "7"), (2, "13"))
@@ -342,7 +342,7 @@ def test_mig_instances_of_one_gpu_go_to_the_jobs_whose_records_name_them(site: S
     site.summarize()
     rows = {row["job_id"]: row for row in site.store.of("c").read("job_metrics").to_pylist()}
     assert [(rows[n]["attributed_by"], rows[n]["samples"]) for n in (1, 2)] == [("prolog", 6), ("prolog", 6)]
-    assert [rows[n]["mean_gr_engine_active_frac"] for n in (1, 2)] == [0.25, 0.5]
+    assert [rows[n]["mean_sm_active_frac"] for n in (1, 2)] == [0.25, 0.5]
 
 
 def test_step_metrics_are_columns_of_job_metrics() -> None:
