@@ -89,6 +89,7 @@ def test_only_days_with_new_data_are_looked_at(almanac: Almanac) -> None:
         "days": ["2025-03-10"],
         "changed_jobs": 0,
         "kept_jobs": 0,
+        "damaged_jobs": 0,
         "steps": {"jobs": 0, "steps": 0, "verdicts": {}, "samples": 0, "samples_without_step": 0},
         "hosts": {"nodes_without_telemetry": [], "hosts_without_jobs": [], "hosts_unclear": []},
         "retention": [],
