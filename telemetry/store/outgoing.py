@@ -74,7 +74,7 @@ class Outgoing:
                     temporary.write_bytes(content)
                 flush_file_system(self.root)
                 for temporary, path in staged:
-                    path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+                    make_folders(path.parent, FOLDER_MODE)
                     temporary.rename(path)
         finally:
             for temporary, _ in staged:
