@@ -86,7 +86,7 @@ def distribute(source: Path, target: Path, sched_gid: int | None, below: Sequenc
         opened(target) as handle,
         _locked(handle),
     ):
-        run = _Run(handle, sched_gid)
+        run = _Distribution(handle, sched_gid)
         run.prepare()
         if sched_gid is not None:
             tidy_choices(handle, run.done.leave_out)
@@ -123,7 +123,7 @@ def _is_folder_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a file goes, and with which rights."""
+    """The place of a file, and its rights."""
 
     folder: Folder
     name: str
@@ -134,7 +134,7 @@ class _Place:
         return "/".join((*self.folder, self.name))
 
 
-class _Run:
+class _Distribution:
     """One run. target: a descriptor."""
 
     def __init__(self, target: int, sched_gid: int | None) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from almanac.errors import StoreError
+from almanac.plain_file import open_plain
 from telemetry.store.atomic import opened
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LeftOutError(Exception):
@@ -51,7 +52,7 @@ def first_names(folder: int, most: int) -> list[str]:
 def within(name: str, folder: int) -> Iterator[int]:
     """A descriptor of a folder of the source. Raises LeftOutError."""
     try:
-        handle = os.open(name, os.O_DIRECTORY | _READ, dir_fd=folder)
+        handle = os.open(name, _FOLDER, dir_fd=folder)
     except OSError as error:
         raise LeftOutError(f"left out, folder cannot be opened ({error.strerror})") from error
     try:
@@ -63,7 +64,7 @@ def within(name: str, folder: int) -> Iterator[int]:
 def read(folder: int, name: str, owner: int, most: int, is_text: bool) -> tuple[bytes, int]:
     """Content and time (ns) of a file of the source. Raises LeftOutError."""
     try:
-        with open(os.open(name, _READ, dir_fd=folder), "rb") as file:  # noqa: PTH123 - of a descriptor
+        with open_plain(name, os.O_NOFOLLOW, folder) as file:
             about = os.fstat(file.fileno())
             check(about, owner, most)
             content = file.read(most + 1)

@@ -113,7 +113,7 @@ def _check_fillers(root: Path, owner: int) -> Iterator[Check]:
 
 
 def _check_waiting(app: App, root: Path) -> Iterator[Check]:
-    """Whether files of `almanac publish` wait for root's program."""
+    """Warn if files of `almanac publish` wait for root's program."""
     from slurm_hooks.advice.folder import shown_path
     from telemetry.store.user_files import PUBLISHED
 
@@ -127,7 +127,7 @@ def _check_waiting(app: App, root: Path) -> Iterator[Check]:
 
 
 def _is_shown(root: Path, name: str, content: bytes) -> bool:
-    """Whether the user's copy seems to be that content, by its type and size."""
+    """Return True if the user's copy seems to be that content, by its type and size."""
     from slurm_hooks.advice.folder import shown_path
 
     with contextlib.suppress(OSError):

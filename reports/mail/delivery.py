@@ -61,7 +61,7 @@ def connect_smtp(config: Mail) -> smtplib.SMTP:
     return server
 
 
-class _Bounded(smtplib.SMTP):
+class _BoundedSmtp(smtplib.SMTP):
     """Reads replies of limited length, on a socket that `within` can shut down."""
 
     def getreply(self) -> tuple[int, bytes]:
@@ -75,11 +75,11 @@ class _Bounded(smtplib.SMTP):
                 self.file = self.file.file
 
 
-class _Server(_Bounded, smtplib.SMTP):
+class _Server(_BoundedSmtp, smtplib.SMTP):
     pass
 
 
-class _TlsServer(_Bounded, smtplib.SMTP_SSL):
+class _TlsServer(_BoundedSmtp, smtplib.SMTP_SSL):
     pass
 
 

@@ -15,7 +15,7 @@ from almanac.plain_file import parse_json, with_checksum
 from slurm_hooks.json_lines import JsonLines
 from slurm_hooks.mig.layouts import Layout
 from slurm_hooks.mig.steps import NodeChange, Stage
-from telemetry.sources.bindings import BadRecordError, read_trusted
+from telemetry.sources.bindings import BadRecordError, read_record
 from telemetry.store.atomic import locked, make_inner_folder, write_atomically, writing
 
 VERSION = 1
@@ -59,7 +59,7 @@ class MigFolder:
             return MigState(cluster=cluster)
         try:
             owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
-            state = _state(parse_json(read_trusted(path, owners, MAX_BYTES)))
+            state = _state(parse_json(read_record(path, owners, MAX_BYTES)))
         except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise StoreError(
                 f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",

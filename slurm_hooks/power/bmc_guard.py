@@ -51,7 +51,7 @@ def parse_states(text: str) -> dict[str, frozenset[str]]:
 
 
 class NodeStates:
-    """What Slurm says of some nodes, asked for all at once, and again where an answer is older than MAX_AGE_S."""
+    """Slurm's answers about some nodes, asked for all at once, and again where an answer is older than MAX_AGE_S."""
 
     def __init__(
         self, commands: SlurmCommands, nodes: Sequence[str], clock: Callable[[], float] = time.monotonic

@@ -105,7 +105,7 @@ def wake(mac: str, broadcast: str) -> None:
 
 
 def run(argv: list[str], timeout_s: float, secrets: dict[str, str] | None = None) -> str:
-    """What a program says; it and all that it started have ended when this returns. Raises BmcError."""
+    """The output of a program; it and all that it started have ended when this returns. Raises BmcError."""
     env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
         done = bounded.run(

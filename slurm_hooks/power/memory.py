@@ -18,7 +18,7 @@ from typing import Any
 from almanac.errors import StoreError
 from almanac.plain_file import parse_json, with_checksum
 from almanac.units import DAY_S
-from telemetry.sources.bindings import BadRecordError, read_trusted
+from telemetry.sources.bindings import BadRecordError, read_record
 from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 
 VERSION = 1
@@ -105,7 +105,7 @@ def load(path: Path, cluster: str) -> PowerState:
         return PowerState(cluster=cluster)
     try:
         owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
-        memory = _memory(parse_json(read_trusted(path, owners, MAX_BYTES)))
+        memory = _memory(parse_json(read_record(path, owners, MAX_BYTES)))
     except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(
             f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",

@@ -45,7 +45,7 @@ class SiteFactorChange:
 
 @dataclass(frozen=True)
 class ReprioritizeOutcome:
-    """What became of the changes. gone: the job has started, ended, or been held or changed meanwhile.
+    """Outcome of the changes. gone: the job has started, ended, or been held or changed meanwhile.
     ignored: Slurm said nothing against it, and the factor is as it was. failed: it is as it was, and Slurm said why.
     """
 

@@ -19,7 +19,7 @@ from random import Random
 from almanac.errors import SourceError
 from almanac.records import Counts
 from almanac.units import printable
-from telemetry.sources.bindings import BadRecordError, read_trusted
+from telemetry.sources.bindings import BadRecordError, read_record
 from telemetry.store.atomic import opened
 
 MOST_FILES, MOST_NAMES = 50_000, 1_000_000
@@ -136,7 +136,7 @@ class Spool:
             raise _UnfinishedError("file name of another form")
         if not match:
             raise BadRecordError("file name of another form")
-        data = read_trusted(self.folder / name, owners, MAX_BYTES, has_one_name=True)
+        data = read_record(self.folder / name, owners, MAX_BYTES, has_one_name=True)
         said = _CONTENT.fullmatch(data)
         if not said or said["job"].decode() != match["job"]:
             raise _UnfinishedError("content of another form")

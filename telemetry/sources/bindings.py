@@ -101,13 +101,13 @@ class PrologSource:
         try:
             if not match:
                 raise BadRecordError("file name of another form")
-            rows += _prolog_rows(read_trusted(self.folder / name, self.owners), match)
+            rows += _prolog_rows(read_record(self.folder / name, self.owners), match)
             counts.kept += 1
         except BadRecordError as error:
             counts.drop(str(error), example=printable(name))
 
 
-def read_trusted(
+def read_record(
     path: Path, owners: frozenset[int], limit: int = MAX_RECORD_BYTES, *, has_one_name: bool = False
 ) -> bytes:
     """Content of a regular file of one of `owners`. Raises BadRecordError for anything else: no link is followed,

@@ -26,7 +26,7 @@ class AnswerTooLargeError(Exception):
     """An answer has more decoded bytes than were allowed."""
 
 
-class _Connection(HTTPConnection):
+class _WatchedConnection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         """Watched before a proxy's answer to CONNECT, and before TLS."""
         connected = super()._new_conn()
@@ -39,19 +39,19 @@ class _Connection(HTTPConnection):
         return super().getresponse()
 
 
-class _TlsConnection(_Connection, HTTPSConnection):
+class _TlsConnection(_WatchedConnection, HTTPSConnection):
     pass
 
 
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
+class _WatchedPool(HTTPConnectionPool):
+    ConnectionCls = _WatchedConnection
 
 
 class _TlsPool(HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-_POOLS = {"http": _Pool, "https": _TlsPool}
+_POOLS = {"http": _WatchedPool, "https": _TlsPool}
 
 
 class BoundedAdapter(HTTPAdapter):

@@ -37,7 +37,7 @@ class GpuSummary:
 
 @dataclass(frozen=True)
 class JobstatsSummary:
-    """What jobstats recorded of a job's GPUs; at least one. unreadable: values that are not null and make no sense."""
+    """Figures of a job's GPUs, at least one. unreadable: values that are not null and make no sense."""
 
     gpus: tuple[GpuSummary, ...]
     unreadable: int = 0

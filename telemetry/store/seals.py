@@ -34,18 +34,18 @@ class Look(NamedTuple):
     unsealed: str = ""
 
 
-def sealed_parquet(table: pa.Table, **options: Any) -> bytes:
-    """Return a table as a Parquet file with a seal. options: of the writer."""
+def sealed_parquet(table: pa.Table, **options: Any) -> tuple[memoryview, bytes]:
+    """Return a table as a Parquet file with a seal: all before the footer, and the footer. options: of the writer."""
     sink = pa.BufferOutputStream()
     row_group_size = options.pop("row_group_size", None)
     with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table, row_group_size=row_group_size)
         writer.add_key_value_metadata({SEAL: _ROOM})
-    content = sink.getvalue().to_pybytes()
-    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    room = content.rindex(_ROOM.encode(), footer)
-    head, tail = content[footer:room] + _digest(content[:footer]), content[room + 2 * _DIGITS :]
-    return b"".join((content[:footer], head, _digest(head, tail), tail))
+    content = memoryview(sink.getvalue())
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    before, _, after = bytes(content[start:]).rpartition(_ROOM.encode())
+    head = before + _digest(content[:start])
+    return content[:start], head + _digest(head, after) + after
 
 
 def look_at(path: Path, whole_bytes: int | None = WHOLE_BYTES) -> Look:
@@ -96,7 +96,7 @@ def _digest_of(handle: int, end: int) -> bytes:
     return found.hexdigest().encode()
 
 
-def _digest(*parts: bytes) -> bytes:
+def _digest(*parts: bytes | memoryview) -> bytes:
     found = hashlib.blake2b(digest_size=_DIGITS // 2)
     for part in parts:
         found.update(part)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from almanac.errors import SourceError
 from almanac.records import Counts
 from telemetry.slurm.spool import UNFINISHED_S, Spool
-from telemetry.sources.bindings import read_trusted
+from telemetry.sources.bindings import read_record
 
 LATER_S = 2**35
 """When nothing is new any more."""
@@ -69,9 +69,9 @@ def test_files_of_a_cluster_whose_almanac_is_off_hide_no_others(folder: Path, mo
 
     def reads(path: Path, *more: Any, **options: Any) -> bytes:
         opened.append(path)
-        return read_trusted(path, *more, **options)
+        return read_record(path, *more, **options)
 
-    monkeypatch.setattr("telemetry.slurm.spool.read_trusted", reads)
+    monkeypatch.setattr("telemetry.slurm.spool.read_record", reads)
     for job in range(1, 101):
         os.utime(put(folder, f"{job}.1", said(job, "other")), (1000 + job, 1000 + job))
     for job, time_s in ((201, 900), (202, 901), (203, 1050), (204, 2000), (205, 2001)):
