@@ -10,7 +10,7 @@ import pyarrow as pa
 from telemetry.store.atomic import make_inner_folder, replacing, writing
 from telemetry.store.damage import naming, open_checked
 from telemetry.store.schema import SCHEMA_VERSION, Table
-from telemetry.store.seals import sealed_parquet
+from telemetry.store.seals import write_sealed
 
 _ROW_GROUP = 122_880
 
@@ -37,12 +37,11 @@ def read_partition(spec: Table, path: Path) -> pa.Table:
 def write_partition(path: Path, rows: pa.Table, spec: Table) -> None:
     """Replace a partition file, made with its folders where it is not there. Raises StoreError."""
     table = rows.cast(spec.schema).replace_schema_metadata({"almanac.schema_version": str(SCHEMA_VERSION)})
-    parts = sealed_parquet(table, row_group_size=_ROW_GROUP, **_encodings(spec))
     with writing(path):
         for folder in reversed([path.parent, *path.parents[1:3]]):
             make_inner_folder(folder)
         with replacing(path, is_handed_over=True) as out:
-            out.writelines(parts)
+            write_sealed(table, out, row_group_size=_ROW_GROUP, **_encodings(spec))
 
 
 def _encodings(spec: Table) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,18 +34,19 @@ class Look(NamedTuple):
     unsealed: str = ""
 
 
-def sealed_parquet(table: pa.Table, **options: Any) -> tuple[memoryview, bytes]:
-    """Return a table as a Parquet file with a seal: all before the footer, and the footer. options: of the writer."""
-    sink = pa.BufferOutputStream()
+def write_sealed(table: pa.Table, out: IO[Any], **options: Any) -> None:
+    """Write a table as a Parquet file with a seal to an empty file that can be read, too. options: of the writer."""
     row_group_size = options.pop("row_group_size", None)
-    with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
+    with pq.ParquetWriter(out, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table, row_group_size=row_group_size)
         writer.add_key_value_metadata({SEAL: _ROOM})
-    content = memoryview(sink.getvalue())
-    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    before, _, after = bytes(content[start:]).rpartition(_ROOM.encode())
-    head = before + _digest(content[:start])
-    return content[:start], head + _digest(head, after) + after
+    out.flush()
+    handle = out.fileno()
+    size = os.fstat(handle).st_size
+    footer = _footer(handle, size)
+    before, _, after = footer.rpartition(_ROOM.encode())
+    head = before + _digest_of(handle, size - len(footer))
+    os.pwrite(handle, head[len(before) :] + _digest(head, after), size - len(footer) + len(before))
 
 
 def look_at(path: Path, whole_bytes: int | None = WHOLE_BYTES) -> Look:
@@ -96,7 +97,7 @@ def _digest_of(handle: int, end: int) -> bytes:
     return found.hexdigest().encode()
 
 
-def _digest(*parts: bytes | memoryview) -> bytes:
+def _digest(*parts: bytes) -> bytes:
     found = hashlib.blake2b(digest_size=_DIGITS // 2)
     for part in parts:
         found.update(part)
