@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -16,9 +17,12 @@ from advisor.decisions.gpu_type import GpuTypeRules, decide_type
 from advisor.decisions.memory import decide_memory
 from advisor.decisions.mig_raise import PendingSlice, decide_raises
 from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
+from advisor.decisions.placement import WAITS as PENDING
+from advisor.decisions.placement import PlacementView, decide_placement
 from advisor.decisions.power import DemandView, ForecastController, KeepWarm, Settings
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
 from advisor.decisions.priority import decide_priority
+from advisor.decisions.restart import RunningJob, next_type, why_never
 from advisor.duration.features import submission_of
 from advisor.duration.overrun import Overrun
 from advisor.memory.bound import calibrate
@@ -203,6 +207,35 @@ def test_a_slice_of_unknown_shape_is_neither_raised_nor_given(asked: list[str], 
     pending = [PendingSlice(number, shape) for number, shape in enumerate(asked)]
     for each in decide_raises(pending, {idle: 9}, ("1g", "2g")):
         assert (each.old, each.new) == ("1g", "2g") and idle == "2g" and "2g" not in asked
+
+
+@pytest.mark.parametrize("name", ["left", "rates", "waited_s"])
+def test_placement_decides_nothing_on_a_number_that_is_not_known(name: str) -> None:
+    view = PlacementView(
+        np.array([1, 2]),
+        np.ones(2),
+        np.ones((2, 2)),
+        np.array([PENDING, 0]),
+        np.array([4, 4]),
+        waited_s=np.zeros(2),
+    )
+    decide_placement(view)
+    hole = np.array(getattr(view, name))
+    hole.flat[0] = math.nan
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        decide_placement(dataclasses.replace(view, **{name: hole}))
+
+
+@pytest.mark.parametrize(
+    "hole", [{"gpu_type": ""}, {"gpu_type": "nobody's"}, {"request": ""}, {"can_requeue": False}, {"is_own": False}]
+)
+def test_a_job_that_outgrows_its_gpu_stays_if_something_of_it_is_not_known(hole: dict[str, Any]) -> None:
+    job = RunningJob(1, "a100", "gres", 0, can_requeue=True, is_own=True, appends_output=True)
+    sizes, there = {"a100": 40_960, "h100": 81_920}, ("a100", "h100")
+    assert next_type(job, sizes, there).gpu_type == "h100" and not why_never(job, (24, 11), 3)
+    unknown = dataclasses.replace(job, **hole)
+    assert why_never(unknown, (24, 11), 3) or not next_type(unknown, sizes, there).gpu_type
+    assert why_never(job, None, 3) and not next_type(job, sizes, ()).gpu_type and not next_type(job, {}, there).gpu_type
 
 
 @given(peak=st.floats(1, 2e5), capacity=st.sampled_from([math.nan, math.inf]))
