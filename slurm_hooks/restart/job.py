@@ -125,9 +125,9 @@ def move(job: ShownJob, change: str, run: Run, sleep: Callable[[float], None] = 
     """Requeue and hold the job, change its request, and release it: each only if nobody changed the job meanwhile.
 
     slurmctld ends this very process some time after the first step (KillWait), so nothing in between waits. While the
-    job completes, all of it is accepted (seen on 22.05.8); but the start time is set again when the job has completed,
-    so it waits for Slurm's requeue delay of 121 s. The job is released even where the change fails: it then runs again
-    as it was.
+    job completes, all of it is accepted (seen on 22.05.8). The start time stays Slurm's, its requeue delay of 121 s: a
+    job that starts in the second in which slurmd revoked its credential is refused. The job is released even where the
+    change fails: it then runs again as it was.
     """
     job_id, facts = job.field("JobId"), _facts(job)
 
@@ -157,8 +157,6 @@ def move(job: ShownJob, change: str, run: Run, sleep: Callable[[float], None] = 
             sleep(PAUSE_S)
     # What was changed is not compared any more; an operator's hold is.
     left = {name: facts[name] for name in facts if name.startswith("is ")}
-    if not why_not(left):
-        run(["scontrol", "update", f"jobid={job_id}", "starttime=now"])
     if why := why_not(left):
         return Moved(True, is_changed, said or why)
     released = run(["scontrol", "release", job_id])

@@ -73,7 +73,7 @@ def test_ingest_goes_on_from_where_it_stopped(site: Site) -> None:
 def test_during_a_back_fill_no_more_is_asked_than_can_be_told(site: Site) -> None:
     """The timer of `almanac ingest` has read accounting up to 30 days ago."""
     mark = next((site.root / "store").rglob("sacct.*.json"))
-    mark.write_text(mark.read_text().replace(str(NOW_S), str(NOW_S - 30 * 86_400)))
+    mark.write_text(json.dumps({"until_s": NOW_S - 30 * 86_400}))
     site.ends(2, NOW_S - 20 * 86_400)
     site.ends(3, NOW_S + 60)
     site.says_ended(3)

@@ -135,9 +135,12 @@ def _ended(site: Site, home: str, job: int, state: str = "COMPLETED") -> str:
     return text
 
 
-def _start_now(site: Site, job: int) -> None:
+def _start_now(site: Site, home: str, job: int) -> None:
     """Ends Slurm's requeue delay of 121 s once the job has been queued again; its owner may."""
-    wait_until(f"job {job} to be queued again", lambda: site.job(job).get("Reason") == "BeginTime", 120)
+    try:
+        wait_until(f"job {job} to be queued again", lambda: site.job(job).get("Reason") == "BeginTime", 120)
+    except LabError as error:
+        raise LabError(f"{error}\n{_output(site, home, job)}\n{site.job(job)}") from None
     time.sleep(2)  # slurmd refuses the job within the second in which it revoked the credential of the earlier run
     site.run("login", "alice", "scontrol", "update", f"jobid={job}", "starttime=now")
 
@@ -172,7 +175,7 @@ def test_a_job_goes_on_with_the_next_type_under_its_id(site: Site, home: str) ->
         assert site.job(fixed)["ExitCode"] == "3:0"
         assert "a restart would empty the output file" in _ended(site, home, emptied, "FAILED")
         for job in (*moved, early):
-            _start_now(site, job)
+            _start_now(site, home, job)
         for job in moved:
             text = _ended(site, home, job)
             steps = ("runs on 1g.10gb", "CUDA out of memory", "moving job", "runs on 2g.20gb", "done on 2g.20gb")
