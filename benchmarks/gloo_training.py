@@ -7,18 +7,21 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "almanac" / "train"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "unequal_gpus"))
+from batch_shares import split_batch
 from gloo_ranks import run
-
-from almanac.train import UnequalSampler
-from almanac.train.forked import train_forked
+from unequal_sampler import UnequalSampler
 
 N_RANKS, BATCH, SAMPLE_S, N_FEATURES = 4, 128, 0.003, 16
 
@@ -40,6 +43,69 @@ def data(n_samples: int, seed: int = 0) -> TensorDataset:
 def network(seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(N_FEATURES, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+
+
+@dataclass
+class JobTracker:
+    """Steps left of one job and the throughput (steps/s) of each of its copies."""
+
+    total_steps: int
+    throughputs: list[float]
+    done_steps: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.done_steps = [0] * len(self.throughputs)
+
+    @property
+    def left_steps(self) -> int:
+        return max(self.total_steps - sum(self.done_steps), 0)
+
+    def shares(self) -> list[int]:
+        """Return each copy's steps of the next round: left X_i / sum X by largest remainder; 0 only near the end."""
+        return split_batch(self.left_steps, self.throughputs) if self.left_steps else [0] * len(self.throughputs)
+
+    def record(self, steps: Sequence[int], seconds: Sequence[float]) -> None:
+        """Add a round's steps; a copy that made none keeps the throughput that was known."""
+        for copy, (n_steps, time_s) in enumerate(zip(steps, seconds, strict=True)):
+            self.done_steps[copy] += n_steps
+            if n_steps and time_s > 0:
+                self.throughputs[copy] = n_steps / time_s
+
+
+def average_copies(model: torch.nn.Module, own_steps: int) -> None:
+    """Set every rank's floating-point parameters and buffers to their mean over ranks, weighted by steps done."""
+    weight = torch.tensor(float(own_steps), dtype=torch.float64)
+    total = weight.clone()
+    dist.all_reduce(total)
+    if not total.item():
+        return
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                part = tensor.double() * weight / total
+                dist.all_reduce(part)
+                tensor.copy_(part)
+
+
+def train_forked(
+    model: torch.nn.Module, train_step: Callable[[], None], total_steps: int, round_s: float
+) -> JobTracker:
+    """Train one copy per rank in rounds of at most `round_s` seconds until the copies' steps add up to the total.
+
+    train_step: one optimizer step on this rank's own data. Every rank returns the same tracker.
+    """
+    tracker = JobTracker(total_steps, [1.0] * dist.get_world_size())
+    while tracker.left_steps:
+        share, start_s, n_steps = tracker.shares()[dist.get_rank()], time.monotonic(), 0
+        while n_steps < share and (n_steps == 0 or time.monotonic() - start_s < round_s):
+            train_step()
+            n_steps += 1
+        pair = torch.tensor([n_steps, time.monotonic() - start_s], dtype=torch.float64)
+        everyone = [torch.empty_like(pair) for _ in tracker.throughputs]
+        dist.all_gather(everyone, pair)
+        average_copies(model, n_steps)
+        tracker.record([int(one[0].item()) for one in everyone], [float(one[1].item()) for one in everyone])
+    return tracker
 
 
 def step_time(rank: int, is_unequal: bool, n_steps: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ missing_servers() {
         command -v "$name" >/dev/null || echo "$name"
     done
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv # what make deb builds with
-    /usr/bin/python3 -c 'import torch' 2>/dev/null || echo python3-torch # what almanac.train is tested with
+    /usr/bin/python3 -c 'import torch' 2>/dev/null || echo python3-torch # what examples/unequal_gpus is tested with
 }
 
 missing_docker() {

@@ -97,7 +97,7 @@ for module in list(sys.modules.values()):
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
       find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,metrics,nodes}} \
-          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits,mig},almanac/train,reports/site} \
+          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits,mig},reports/site} \
           "$CLIENT$CODE_DIR"/slurm_hooks/{mig,placement,power} \
           -type f ! -name '*.pyc' | grep -vxFf "$WORK/light"; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
@@ -147,6 +147,7 @@ copy_client_files() {
     install -Dm644 -t "$CLIENT/usr/lib/systemd/system" $system/copy/almanac-copy.{service,timer}
     install -Dm644 $system/copy/defaults "$CLIENT/etc/default/almanac-copy"
     install -Dm644 -t "$share/almanac/restart" $hooks/restart/torch_memory.py
+    install -Dm644 -t "$share/almanac/unequal-gpus" examples/unequal_gpus/*.py
     install -Dm644 $system/almanac.toml "$CLIENT/etc/almanac/almanac.toml"
     install -Dm644 -t "$share/doc/slurm-almanac-client" docs/users.md docs/hooks.md docs/install.md \
         scripts/debian/copyright

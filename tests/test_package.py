@@ -269,6 +269,7 @@ def test_the_clients_restart_wrapper_runs_without_a_library(package: Package) ->
     done = subprocess.run(ran, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert (done.returncode, done.stdout) == (5, "kept\n")
     assert "/usr/share/almanac/restart/torch_memory.py" in package.names("slurm-almanac-client")
+    assert "/usr/share/almanac/unequal-gpus/unequal_sampler.py" in package.names("slurm-almanac-client")
 
 
 def test_the_clients_pack_launcher_runs_without_a_library(package: Package, tmp_path: Path) -> None:

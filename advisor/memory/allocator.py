@@ -28,16 +28,15 @@ class AllocatorRules:
 
     z: one-sided, because only a peak above the prediction matters. context_mib: of the CUDA context, about what a
     process without tensors shows in nvidia-smi on an A100; a job's own first sample is better where it is known.
-    least_iterations: before the first prediction. converged_share, in_a_row: the prediction has converged when so many
-    of them differ by at most this share of the newest. newer_share: of the iterations, that the lines are fitted to;
-    1.0 is the paper's, 0.5 the guard of an early restart. least_inverse: the fitted inverse reuse ratio counts as at
-    least this, where its line falls to zero or below; 1.0 is no reuse at all.
+    least_iterations: before the first prediction. in_a_row: predictions above the capacity, before a restart.
+    newer_share: of the iterations, that the lines are fitted to; 1.0 is the paper's, 0.5 the guard of an early restart.
+    least_inverse: the fitted inverse reuse ratio counts as at least this, where its line falls to zero or below; 1.0 is
+    no reuse at all.
     """
 
     z: float = Z_ONE_SIDED
     context_mib: float = 450.0
     least_iterations: int = 3
-    converged_share: float = 0.05
     in_a_row: int = 5
     newer_share: float = 1.0
     least_inverse: float = 1.0
@@ -101,14 +100,6 @@ def _is_usable(iteration: Iteration) -> bool:
     return all(math.isfinite(value) and value > 0 for value in values)
 
 
-def has_converged(predictions: Sequence[float | None], rules: AllocatorRules = PAPER) -> bool:
-    """Whether the newest predictions agree (our test: the paper has none)."""
-    newest = [each for each in predictions[-rules.in_a_row :] if each is not None]
-    if len(newest) < rules.in_a_row:
-        return False
-    return max(newest) - min(newest) <= rules.converged_share * abs(newest[-1])
-
-
 class AllocatorWatch:
     """Algorithm 1 with the guards of an early restart: observe() each iteration as it ends.
 
@@ -147,14 +138,3 @@ def outgrows(predictions: Sequence[float | None], capacity_mib: float | None, ru
     if capacity_mib is None or not 0 < capacity_mib < math.inf or len(predictions) < rules.in_a_row:
         return False
     return all(each is not None and each > capacity_mib for each in predictions[-rules.in_a_row :])
-
-
-def workspace_mib(config: str) -> float:
-    """MiB of cuBLAS workspaces as CUBLAS_WORKSPACE_CONFIG names them: ":4096:2:16:8" is 2 of 4096 KiB, 8 of 16 KiB.
-
-    0 where the text cannot be read: cuBLAS then uses its own default, which the context's constant covers.
-    """
-    parts = config.removeprefix(":").split(":")
-    if len(parts) % 2 or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        return 0.0
-    return sum(int(kib) * int(count) for kib, count in zip(parts[::2], parts[1::2], strict=True)) / 1024

@@ -18,9 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from almanac.hardware import gpu_models
 from almanac.mig import mig_models
 from almanac.slices import SliceShare, slice_models, slice_share
@@ -108,13 +105,6 @@ def _mean(rate: float) -> float:
     if abs(rate) < 1e-4:
         return 0.5 - rate / 12
     return 1 / rate - 1 / math.expm1(rate) if rate < 500 else 1 / rate
-
-
-def slow_down_of_series(sm: npt.ArrayLike, dram: npt.ArrayLike, share: SliceShare) -> float | None:
-    """The same from samples at equal distances: the mean of max(1, s/c, d/b). None without a complete sample."""
-    levels = np.maximum(np.asarray(sm, "float64") / share.sms, np.asarray(dram, "float64") / share.bandwidth)
-    known = levels[~np.isnan(levels)]
-    return float(np.maximum(known, 1.0).mean()) if len(known) else None
 
 
 def slow_downs(activities: Sequence[Activity], tiers: Collection[Tier], min_runs: int) -> Mapping[str, float]:

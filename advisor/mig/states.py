@@ -127,10 +127,6 @@ class PartitionStates:
                 return gpu, bit
         return None
 
-    def can_hold(self, layout: Layout) -> bool:
-        """Whether some legal state holds these instances."""
-        return layout in self._states_of
-
     def state_of(self, layout: Layout, fixed: int = 0) -> int | None:
         """A legal state with these instances that keeps the placements `fixed`; None where there is none.
 

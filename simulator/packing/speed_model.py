@@ -25,7 +25,7 @@ def stealing_speed(workers: Sequence[float]) -> float:
     """Speed of a synchronous job that splits its global batch by its workers' speeds (LB-BSP; Gimbal, 4.1).
 
     Worker i gets b_i = B f_i / sum(f), and all end a step together after B / sum(f): the job has the mean speed.
-    Batches of whole samples (almanac.batch_shares) come a little lower.
+    Batches of whole samples (examples/unequal_gpus/batch_shares.py) come a little lower.
     """
     return math.fsum(workers) / len(workers)
 

@@ -17,13 +17,6 @@ from simulator.placement.hadar import HadarPrices, prices_of
 from simulator.placement.rounds import RoundAllocation, RoundView
 
 
-def copy_number(job: int, copy: int, most_jobs: int) -> int:
-    """The number of a job's copy on a node: job + copy x the most jobs that exist at once (section V-A)."""
-    if not 0 <= job < most_jobs:
-        raise ValueError(f"job {job} is not below {most_jobs}")
-    return job + copy * most_jobs
-
-
 def step_shares(steps: int, rates: Floats) -> Ints:
     """(copies,) whole steps of each copy, summing to `steps`: in proportion to the rates, by largest remainder.
 

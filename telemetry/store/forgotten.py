@@ -45,11 +45,6 @@ class Forgotten:
     def digest(self, user: str) -> str:
         return hmac.new(self.key, user.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
-    def is_left_out(self, user: str | None, time_s: int) -> bool:
-        """Whether a row of this user that began then is not stored."""
-        known = self.people.get(self.digest(user)) if user and self.people else None
-        return known is not None and time_s < known.before_s
-
     def without(self, table: str, rows: pa.Table) -> pa.Table:
         """The rows of a table that are stored."""
         time = TIME_COLUMNS.get(table)

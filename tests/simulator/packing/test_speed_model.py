@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from batch_shares import split_batch
 
-from almanac.batch_shares import split_batch
 from simulator.packing.speed_model import (
     SHARES,
     relieved_speed,

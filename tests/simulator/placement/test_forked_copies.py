@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_rounds import random_view, view_of
 
-from simulator.placement.forked import HadarForked, copy_number, nodes_of, place_copies, step_shares
+from simulator.placement.forked import HadarForked, nodes_of, place_copies, step_shares
 from simulator.placement.hadar import prices_of
 
 
@@ -39,12 +39,6 @@ def test_shares_sum_to_the_steps_and_are_within_one_of_the_proportion(steps: int
 def test_shares_need_a_speed(rates: list[float]) -> None:
     with pytest.raises(ValueError, match="positive rate"):
         step_shares(10, np.array(rates))
-
-
-def test_copies_have_unique_numbers() -> None:
-    assert len({copy_number(job, copy, 7) for job in range(7) for copy in range(15)}) == 7 * 15
-    with pytest.raises(ValueError, match="not below"):
-        copy_number(7, 1, 7)
 
 
 def test_a_single_job_has_a_copy_on_every_node() -> None:

@@ -1,4 +1,7 @@
-"""A batch sampler that gives slower ranks smaller batches, with the same gradient as one process."""
+"""A batch sampler that gives slower ranks smaller batches, with the same gradient as one process.
+
+Copy this file and batch_shares.py beside your program. Needs PyTorch 1.13 or later.
+"""
 
 import time
 import warnings
@@ -9,8 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from almanac.batch_shares import next_weights, split_batch
+from batch_shares import next_weights, split_batch
 
 
 class UnequalSampler:

@@ -1,10 +1,9 @@
 """Splits of a global batch."""
 
 import pytest
+from batch_shares import next_weights, split_batch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from almanac.batch_shares import next_weights, split_batch
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8)
 

@@ -16,9 +16,8 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
-from almanac.train import UnequalSampler
-from almanac.train.forked import JobTracker, copy_ids, train_forked
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "unequal_gpus"))
+from unequal_sampler import UnequalSampler
 
 N_FEATURES, N_RANKS = 6, 3
 
@@ -194,27 +193,6 @@ def refusals(rank: int) -> dict[str, Any]:
     return {"warned": [str(one.message) for one in warned], "texts": texts}
 
 
-def forked_copies(rank: int) -> dict[str, Any]:
-    """One round whose steps are known: the average is weighted by steps; then the tracker's shares follow speed."""
-    model = torch.nn.Linear(1, 1, bias=False).double()
-    with torch.no_grad():
-        model.weight.fill_(0.0)
-
-    def train_step() -> None:
-        time.sleep((0.004, 0.004, 0.012)[rank])
-        with torch.no_grad():
-            model.weight += 1.0
-
-    tracker = train_forked(model, train_step, 90, 0.1)
-    known = JobTracker(90, [1.0, 2.0, 6.0])
-    return {
-        "done": tracker.done_steps,
-        "weight": float(model.weight.detach()),
-        "shares": known.shares(),
-        "ids": copy_ids(4, 3, 100),
-    }
-
-
 def _rank(rank: int, n_ranks: int, folder: str, check: Callable[..., dict[str, Any]], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", n_ranks)
@@ -240,7 +218,6 @@ if __name__ == "__main__":
         resumed_at_the_end,
         accumulation,
         refusals,
-        forked_copies,
     )
     results = {check.__name__: run(check) for check in checks}
     state = results["half_an_epoch"][0]["state"]
