@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
 	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
+	@echo "make mutants           break 60 random lines, and name those that no test notices (MUTANTS=\"--seed 36 --minutes 30\")"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
 	@echo "make screenshots       the pictures of docs/images, from the program on a generated site (chromium)"
 	@echo "make deb               the Debian packages slurm-almanac and slurm-almanac-client, for this Debian (build/deb)"
@@ -62,7 +63,9 @@ test-cluster: servers
 BENCHES = $(patsubst %,$(BIN)/python benchmarks/%.py || missed=1;,$(1)) exit $${missed:-0}
 
 bench: $(STAMP)
-	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing hooks,$(MAKE) bench-$(one) || missed=1;) exit $${missed:-0}
+	@rm -f build/bench/*.json
+	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing hooks,$(MAKE) bench-$(one) || missed=1;) \
+	$(BIN)/python benchmarks/figures.py && exit $${missed:-0}
 
 bench-telemetry: $(STAMP)
 	@$(call BENCHES,telemetry_engine telemetry_import prometheus_ingest scale)
@@ -94,6 +97,9 @@ bench-calibration: $(STAMP)
 # Of the sites that ALMANAC_SITES names, as for test-cluster.
 bench-hooks: servers
 	@scripts/with-docker.sh $(BIN)/python benchmarks/hooks.py || missed=1; $(call BENCHES,publish reprioritize)
+
+mutants: $(STAMP)
+	$(BIN)/python scripts/mutants.py $(MUTANTS)
 
 # --strict fails on a broken link and on a page without a place in mkdocs.yml.
 docs: $(STAMP)

@@ -9,7 +9,6 @@ bootstrap over users. The oracle knows each job's true peak.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from closed_loop import followed
-from figures import FOLDER, Figure, report
+from figures import Figure, at_least, at_most, main
 from rich.console import Console
 from rich.table import Table
 from traces import DATA, TRACES, load_trace
@@ -129,11 +128,11 @@ def prove(seeds: int) -> tuple[list[Figure], list[dict[str, Any]]]:
     share = float(recognized.mean())
     figures = [
         Figure("deaths near capacity that telemetry saw", len(recognized)),
-        Figure("of them recognized", share, f">= {DEATHS_GOAL}", share >= DEATHS_GOAL),
+        at_least("of them recognized", share, DEATHS_GOAL),
     ]
     for risk, fall in lowered.items():
         about = f"risk {risk:.1%}: others' advised share lowered by one user's burst, worst day"
-        figures.append(Figure(about, fall, f"<= {BURST_GOAL}", fall <= BURST_GOAL))
+        figures.append(at_most(about, fall, BURST_GOAL))
     table: list[dict[str, Any]] = []
     for risk in RISKS:
         rows = pd.concat([part[risk] for part in parts], ignore_index=True)
@@ -166,7 +165,7 @@ def rates_of(group: str, rows: pd.DataFrame) -> dict[str, Rate]:
 def _line(
     risk: float, group: str, rows: pd.DataFrame, bound_goal: float = 0.0, tier_goal: float = 0.0
 ) -> dict[str, Any]:
-    """One group at one risk. `met` is None where no goal is set, or too few are advised: abstained.
+    """One group at one risk. `judged` is None where no goal is set, or too few are advised: abstained.
 
     Over all the upper end of the interval must meet the goal, in a kind the share itself.
     """
@@ -188,15 +187,21 @@ def _line(
             for name, rate in rates.items()
             for field in ("share", "low", "high")
         },
-        "goal": f"bound <= {bound_goal:g} x risk, tier <= {tier_goal:g} x risk" if has_goal else "",
+        "goals": goals,
         **{
-            f"{name}_met": bool((rate.high if group == "all" else rate.share) <= goals[name] * risk)
-            if is_judged
-            else None
+            f"{name}_judged": (rate.high if group == "all" else rate.share) / risk if is_judged else None
             for name, rate in rates.items()
         },
         "abstained": has_goal and not is_judged,
     }
+
+
+def goals_of(line: dict[str, Any]) -> list[Figure]:
+    return [
+        at_most(f"risk {line['risk']:.1%}, {line['group']}: share above the {name} / risk", value, goal)
+        for name, goal in line["goals"].items()
+        if (value := line[f"{name}_judged"]) is not None
+    ]
 
 
 def show(table: list[dict[str, Any]]) -> None:
@@ -271,12 +276,7 @@ def real_memory(folder: Path) -> list[Figure]:
                 )
                 for name, rate in (("bound", scores.exceeded_bound), ("tier", scores.exceeded_tier))
             ),
-            Figure(
-                f"{about}: requests moved / by the oracle",
-                moved,
-                f">= {MASON_MOVED_GOAL}" if is_judged else "",
-                moved >= MASON_MOVED_GOAL if is_judged else None,
-            ),
+            at_least(f"{about}: requests moved / by the oracle", moved, MASON_MOVED_GOAL if is_judged else None),
             Figure(f"{about}: 95% interval over users, from", _or_none(scores.exceeded_bound.low)),
             Figure(f"{about}: 95% interval over users, to", _or_none(scores.exceeded_bound.high)),
             Figure(f"{about}: share above the bound, without the family that exceeded it most often", _or_none(others)),
@@ -306,18 +306,16 @@ def first_of_bursts(rows: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     return judged[~(gap_s <= BURST_S)]
 
 
-def main() -> None:
+def measure() -> list[Figure]:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else int(hostile_profile()["site"]["seeds"])
     started = time.perf_counter()
     figures, table = prove(seeds)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "calibration_groups.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     show(table)
+    figures += [goal for line in table for goal in goals_of(line)]
     figures.append(Figure(f"proof over {seeds} seeds, s", time.perf_counter() - started))
     with tempfile.TemporaryDirectory() as name:
-        figures += real_memory(Path(name) / "mason")
-    report("calibration", figures, "Calibration of the memory bound")
+        return figures + real_memory(Path(name) / "mason")
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

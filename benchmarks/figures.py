@@ -1,16 +1,22 @@
-"""Figures of a benchmark: a table for the reader, and build/bench/NAME.json for whoever compares them."""
+"""Figures of a benchmark: a table for the reader, and build/bench/NAME.json for whoever compares them.
+
+Run alone, this names every figure of the files there that missed its goal, and exits 1 if there is one.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).parents[1] / "build" / "bench"
+MET = {True: "yes", False: "NO", None: ""}
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,60 @@ class Figure:
     ok: bool | None = None
 
 
-def report(name: str, figures: Sequence[Figure], about: str = "") -> bool:
-    """Write and print the figures; whether every goal is met."""
+def at_most(figure: str, value: float, most: float | None) -> Figure:
+    """most: None without a goal."""
+    return Figure(figure, value) if most is None else Figure(figure, value, f"<= {most:,g}", bool(value <= most))
+
+
+def at_least(figure: str, value: float, least: float | None) -> Figure:
+    """least: None without a goal."""
+    return Figure(figure, value) if least is None else Figure(figure, value, f">= {least:,g}", bool(value >= least))
+
+
+def between(figure: str, value: float, least: float, most: float) -> Figure:
+    return Figure(figure, value, f"{least:g} to {most:g}", bool(least <= value <= most))
+
+
+def exactly(figure: str, value: float, wanted: float) -> Figure:
+    return Figure(figure, value, f"{wanted:,}", bool(value == wanted))
+
+
+def main(measure: Callable[[], Iterable[Figure]]) -> NoReturn:
+    """The program of every benchmark: print and write its figures, and exit 1 if one misses its goal.
+
+    NAME is the script's, the title its first line. A benchmark that fails has missed "ran to its end".
+    """
+    script, title = Path(sys.argv[0]).stem, (sys.modules["__main__"].__doc__ or "").partition("\n")[0]
     FOLDER.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(figure) for figure in figures]
-    (FOLDER / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    table = Table("figure", "value", "goal", "met", title=about or name)
-    for figure in figures:
-        value = figure.value if isinstance(figure.value, str) else f"{figure.value:,.4g}"
-        table.add_row(figure.figure, value, figure.goal, {True: "yes", False: "NO", None: ""}[figure.ok])
+    try:
+        figures = list(measure())
+    except Exception as error:
+        _write(script, [Figure("ran to its end", repr(error), "yes", False)])
+        raise
+    _write(script, figures)
+    table = Table("figure", "value", "goal", "met", title=title)
+    for each in figures:
+        value = each.value if isinstance(each.value, str) else f"{each.value:,.4g}"
+        table.add_row(each.figure, value, each.goal, MET[each.ok])
     Console().print(table)
-    return all(figure.ok is not False for figure in figures)
+    sys.exit(any(each.ok is False for each in figures))
+
+
+def _write(name: str, figures: Iterable[Figure]) -> None:
+    rows = [asdict(each) for each in figures]
+    (FOLDER / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def missed() -> list[str]:
+    """A line for each missed figure in FOLDER."""
+    return [
+        f"{path.stem}: {each['figure']}: {each['value']} (goal: {each['goal']})"
+        for path in sorted(FOLDER.glob("*.json"))
+        for each in json.loads(path.read_text())
+        if each.get("ok") is False
+    ]
+
+
+if __name__ == "__main__":
+    print(*(missed() or ["every figure meets its goal"]), sep="\n")
+    sys.exit(bool(missed()))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from figures import Figure, report
+from figures import Figure, at_least, at_most, main
 from memory_series import SHAPES, Series, series_of
 
 from advisor.memory.allocator import Z_ONE_SIDED
@@ -92,16 +92,14 @@ def measured(count: int) -> list[Figure]:
     for shape in SHAPES:
         goal = FALSE_GOALS.get(shape)
         share = false_share(shape, seeds, with_exact_time)
-        said = f"<= {goal:g}" if goal else ""
-        figures.append(Figure(f"{shape}: false restarts", share, said, share <= goal if goal else None))
+        figures.append(at_most(f"{shape}: false restarts", share, goal))
         figures.append(Figure(f"{shape}: false restarts, the paper's rule alone", false_share(shape, seeds, paper)))
         tight = false_share(shape, seeds, with_exact_time, TIGHT)
         figures.append(Figure(f"{shape}: false restarts, peaks of {TIGHT:.0%} and more alone", tight))
     for shape in GROWING:
         runs = [series_of(shape, False, seed) for seed in seeds]
         share, goal = saved_share(runs, with_exact_time), SAVED_GOAL if shape == "linear" else None
-        said = f">= {goal:g}" if goal else ""
-        figures.append(Figure(f"{shape}: saved of the wasted time", share, said, share >= goal if goal else None))
+        figures.append(at_least(f"{shape}: saved of the wasted time", share, goal))
         figures.append(Figure(f"{shape}: the most that the use guard allows", saved_share(runs, at_use)))
         if shape == "linear":
             figures += by_start(runs)
@@ -128,15 +126,12 @@ def other_times(seeds: range) -> list[Figure]:
     return figures
 
 
-def main() -> None:
+def measure() -> list[Figure]:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     started = time.perf_counter()
     figures = measured(count)
-    figures.append(Figure(f"{count} seeds a shape, s", time.perf_counter() - started))
-    about = "Early restart (a job whose memory rises in steps cannot be predicted)"
-    if not report("mig_restart", figures, about):
-        sys.exit(1)
+    return [*figures, Figure(f"{count} seeds a shape, s", time.perf_counter() - started)]
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

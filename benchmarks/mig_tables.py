@@ -6,11 +6,10 @@ Run: python benchmarks/mig_tables.py. Times are CPU seconds of this process.
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections import Counter
 
-from figures import Figure, report
+from figures import Figure, at_most, exactly, main
 
 from advisor.mig.states import DEFAULT_SHAPES, PartitionStates, Placement, partition_states
 from almanac.mig import mig_models
@@ -82,28 +81,22 @@ def illegal_sequences(machine: PartitionStates) -> int:
     return broken
 
 
-def main() -> int:
+def measure() -> list[Figure]:
     started = time.process_time()
     machines = all_tables()
     tables_s = time.process_time() - started
     largest = max(machines, key=lambda each: len(each.scores))
     one_us, eight_us, slowest_us = mean_us(largest, 1), mean_us(largest, 8), slowest_placement_us(largest)
     broken = illegal_sequences(largest)
-    return not report(
-        "mig_tables",
-        [
-            Figure(
-                f"all {len(machines)} tables of {len(mig_models())} models, s", tables_s, "below 0.5", tables_s < 0.5
-            ),
-            Figure("states of the largest table", len(largest.scores), "2,319", len(largest.scores) == 2319),
-            Figure("a placement, us", one_us, "at most 20", one_us <= 20),
-            Figure("a placement, slowest 0.1%, us", slowest_us, "at most 20", slowest_us <= 20),
-            Figure("a placement on one of 8 GPUs, us", eight_us, "at most 20", eight_us <= 20),
-            Figure(f"illegal of {SEQUENCES:,} random sequences", broken, "0", broken == 0),
-        ],
-        "MIG states",
-    )
+    return [
+        Figure(f"all {len(machines)} tables of {len(mig_models())} models, s", tables_s, "below 0.5", tables_s < 0.5),
+        exactly("states of the largest table", len(largest.scores), 2319),
+        at_most("a placement, us", one_us, 20),
+        at_most("a placement, slowest 0.1%, us", slowest_us, 20),
+        at_most("a placement on one of 8 GPUs, us", eight_us, 20),
+        exactly(f"illegal of {SEQUENCES:,} random sequences", broken, 0),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from figures import Figure, report
+from figures import Figure, at_most, main
 
 from advisor.decisions.packing import PackingFamily, PackingRules
 from advisor.evaluation.packing import replay_pairs
@@ -44,10 +43,8 @@ PENDING_JOBS = 10_000
 GAVEL_SUM = 1.31
 
 
-def main() -> None:
-    figures = [*of_models(), *of_gavel(), *of_memory(), *of_cost()]
-    if not report("packing_advice", figures, "packing advice"):
-        sys.exit(1)
+def measure() -> list[Figure]:
+    return [*of_models(), *of_gavel(), *of_memory(), *of_cost()]
 
 
 def scored(name: str, demands: Floats, speeds: Floats, has_goals: bool) -> list[Figure]:
@@ -183,7 +180,7 @@ def of_memory() -> list[Figure]:
         for name, rows in (("one family", pairs["is_one_family"]), ("two families", ~pairs["is_one_family"])):
             rate = rate_of(pairs["exceeds"][rows], pairs["user"][rows])
             label = f"memory at {risk:.0%} risk, {name}: exceeded, of {rate.jobs:,} pairs (to {rate.high:.2%})"
-            found.append(Figure(label, rate.share, f"<= {risk}", rate.share <= risk))
+            found.append(at_most(label, rate.share, risk))
     return found
 
 
@@ -198,7 +195,7 @@ def of_cost() -> list[Figure]:
         took_s = time.process_time() - start_s
         goal = each == 20
         label = f"CPU s for {PENDING_JOBS:,} pending jobs of {len(families):,} families of {users} users"
-        found.append(Figure(label, took_s, "<= 2" if goal else "", took_s <= 2 if goal else None))
+        found.append(at_most(label, took_s, 2 if goal else None))
     families = [_family(rng, "u", f"f{number}") for number in range(10_000)]
     start_s = time.process_time()
     packing_pairs(families, RULES)
@@ -218,4 +215,4 @@ def _family(rng: np.random.Generator, user: str, name: str) -> PackingFamily:
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from figures import Figure, report
+from figures import Figure, main
 
 from advisor.decisions.pack_shares import (
     LEVELS,
@@ -151,7 +151,7 @@ def show_peaked(kind: str, results: Sequence[Result], has_goal: bool) -> Figure:
     return Figure(f"as brute force: {kind}", text, "all, at most 13" if has_goal else "", ok if has_goal else None)
 
 
-def main() -> int:
+def measure() -> list[Figure]:
     tables = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     began_s, figures = time.process_time(), []
     objectives: tuple[Objective, ...] = ("jct", "makespan")
@@ -172,9 +172,8 @@ def main() -> int:
         for objective in objectives:
             results = concave(few, objective, kind, is_printed=True)
             figures.append(show(f"{kind}, {objective}, algorithm 1 as printed", results, False))
-    figures.append(Figure("CPU time of one search and its table, ms", spent_ms))
-    return 0 if report("packing_search", figures, f"search for GPU shares, {tables} tables of each kind") else 1
+    return [*figures, Figure("CPU time of one search and its table, ms", spent_ms)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure)

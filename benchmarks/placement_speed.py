@@ -13,14 +13,13 @@ import argparse
 import json
 import math
 import re
-import sys
 import time
 from collections import defaultdict
 from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, report
+from figures import Figure, at_most, between, main
 from traces import DATA
 
 from advisor.speed.gpu_types import GpuTypes
@@ -123,17 +122,16 @@ def figures_of(name: str, ours: Errors, alone: Errors, names: list[str], has_goa
         pairs = ((one, other), (other, one))
         mine, theirs = ours.median(*pairs), alone.median(*pairs)
         found += [
-            Figure(f"{name}: {one}/{other}: median |ln error|", mine, f"<= {theirs:.3f}" if has_goal else "",
-                   mine <= theirs if has_goal else None),
+            at_most(f"{name}: {one}/{other}: median |ln error|", mine, theirs if has_goal else None),
             Figure(f"{name}: {one}/{other}: the same, specifications alone", theirs),
             Figure(f"{name}: {one}/{other}: coverage of 80% intervals", ours.coverage(*pairs)),
         ]  # fmt: skip
     mine, theirs, held = ours.median(), alone.median(), ours.coverage()
     return [
         *found,
-        Figure(f"{name}: all pairs: median |ln error|", mine, f"<= {theirs:.3f}", mine <= theirs),
+        at_most(f"{name}: all pairs: median |ln error|", mine, theirs),
         Figure(f"{name}: all pairs: the same, specifications alone", theirs),
-        Figure(f"{name}: all pairs: coverage of 80% intervals", held, "0.75 to 0.95", 0.75 <= held <= 0.95),
+        between(f"{name}: all pairs: coverage of 80% intervals", held, 0.75, 0.95),
         Figure(f"{name}: all pairs: coverage, specifications alone", alone.coverage()),
     ]
 
@@ -145,10 +143,10 @@ def training_time(speeds: Speeds, types: GpuTypes, names: list[str]) -> tuple[Fi
     begin_s = time.perf_counter()
     table = learn_speeds(runs, types, names)
     took_s = time.perf_counter() - begin_s
-    return Figure(f"learn from {len(many):,} families, s", took_s, "<= 5", took_s <= 5), table
+    return at_most(f"learn from {len(many):,} families, s", took_s, 5), table
 
 
-def main() -> None:
+def measure() -> list[Figure]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, default=TABLE, help="throughputs in Gavel's format")
     parser.add_argument("--types", nargs="+", default=list(TYPES), metavar="NAME", help="types of the table to use")
@@ -159,9 +157,8 @@ def main() -> None:
     figures = figures_of("model left out", *leave_out(speeds, types, options.types, 0), options.types, True)
     figures += figures_of("family left out", *leave_out(speeds, types, options.types, None), options.types, False)
     figures += peaks_alone(speeds, options.types)
-    figures.append(training_time(speeds, types, options.types)[0])
-    sys.exit(0 if report("placement_speed", figures, (__doc__ or "").splitlines()[0]) else 1)
+    return [*figures, training_time(speeds, types, options.types)[0]]
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
-from figures import Figure, report
+from figures import Figure, at_least, at_most, between, main
 from traces import DATA, TRACES, load_trace, read_trace
 from training import cost
 
@@ -52,11 +52,11 @@ def durations(config: Config, folder: Path) -> list[Figure]:
         best = min(error for error in simple.values() if error == error)
         rank, error = result.all["ranking"].spearman, result.all["almanac"].median_abs_log_error
         text = f"{name}: Spearman of duration, ranking value"
-        figures.append(Figure(text, rank, f">= {goal}", rank >= goal) if goal else Figure(text, rank))
+        figures.append(at_least(text, rank, goal or None))
         for other, least in (("best simple median", best), ("last 5 runs of the same job", simple[SAME_JOB])):
             # The few jobs without any earlier run are LightGBM's here, and the site's median there.
             ratio = round(error / least, 2)
-            figures.append(Figure(f"{name}: median |log error| / that of the {other}", ratio, "<= 1.0", ratio <= 1.0))
+            figures.append(at_most(f"{name}: median |log error| / that of the {other}", ratio, 1.0))
         figures += _intervals(name, result)
         figures += _table(name, result)
         if goal:
@@ -72,10 +72,9 @@ def _intervals(name: str, result: Evaluation) -> list[Figure]:
     if result.coverage is None or result.told is None or not result.coverage_by_quarter:
         return []
     least = min(result.coverage_by_quarter)
-    is_met = 0.77 <= result.coverage <= 0.83
     return [
-        Figure(f"{name}: share within the interval", result.coverage, "0.77 to 0.83", is_met),
-        Figure(f"{name}: share within the interval, worst quarter", least, ">= 0.72", least >= 0.72),
+        between(f"{name}: share within the interval", result.coverage, 0.77, 0.83),
+        at_least(f"{name}: share within the interval, worst quarter", least, 0.72),
         Figure(f"{name}: share of intervals that are told", result.told),
     ]
 
@@ -127,10 +126,10 @@ def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
     predict(many, [memory.known_at_submit(job) for job in many], trained.model)
     batch_s = time.perf_counter() - started
     return [
-        Figure(f"{name}: training on {len(history)} jobs, s", train_s, "<= 30", train_s <= 30),
+        at_most(f"{name}: training on {len(history)} jobs, s", train_s, 30),
         Figure(f"{name}: reading the {len(own)} jobs of one user, ms", remember_ms),
-        Figure(f"{name}: one prediction in a warm process, ms", one_ms, "<= 2", one_ms <= 2),
-        Figure(f"{name}: {BATCH} predictions at once, s", batch_s, "<= 1", batch_s <= 1),
+        at_most(f"{name}: one prediction in a warm process, ms", one_ms, 2),
+        at_most(f"{name}: {BATCH} predictions at once, s", batch_s, 1),
     ]
 
 
@@ -161,18 +160,15 @@ def memory(folder: Path) -> list[Figure]:
         Figure("generated site: jobs advised on memory", bounds.advised),
         Figure("generated site: share of peaks above the bound (accepted risk 0.01)", bounds.exceeded_bound.share),
         Figure("generated site: share of peaks above the tier", bounds.exceeded_tier.share),
-        Figure(f"training on {len(history)} jobs, s", train_s, "<= 30", train_s <= 30),
+        at_most(f"training on {len(history)} jobs, s", train_s, 30),
         Figure(f"one advice from {len(own)} own jobs, warm, ms", each_ms),
     ]
 
 
-def main() -> None:
+def measure() -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        figures = [*durations(Config(), folder), *memory(folder)]
-        known = [figure for figure in figures if figure.value == figure.value]
-        report("predictors", known, "Predictors, rolling origin")
+        return [*durations(Config(), Path(name)), *memory(Path(name))]
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

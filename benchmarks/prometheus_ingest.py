@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, report
+from figures import Figure, at_most, main
 from local_prometheus import LocalPrometheus, Series, find_binaries, write_openmetrics
 
 from almanac.config import Prometheus
@@ -105,30 +104,27 @@ def figures(number: int, run: Run) -> list[Figure]:
     return [
         Figure("samples in the history", number),
         Figure("samples/s read and stored", number / run.wall_s),
-        Figure("peak memory, MiB", peak_mib, "at most 2,048", peak_mib <= 2048),
-        Figure(f"{day}: hours", run.wall_s * hours, "at most 0.5", run.wall_s * hours <= 0.5),
+        at_most("peak memory, MiB", peak_mib, 2048),
+        at_most(f"{day}: hours", run.wall_s * hours, 0.5),
         Figure(
             f"a day of {FILE_NODES} nodes, as in telemetry_import: s",
             run.wall_s * hours * 3600 * FILE_NODES / SITE_NODES,
         ),
         Figure(f"{day}: CPU hours of almanac", run.cpu_s * hours),
-        Figure(f"{day}: CPU hours of almanac and Prometheus", both_h, "at most 1 on two cores", both_h <= 1),
+        at_most(f"{day}: CPU hours of almanac and Prometheus, on two cores", both_h, 1),
     ]
 
 
-def main() -> int:
+def measured() -> list[Figure]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--hours", type=int, default=2)
     options = parser.parse_args()
     if find_binaries() is None:
-        print("prometheus and promtool are not installed (Debian: apt-get install prometheus): nothing measured")
-        return 1
+        raise FileNotFoundError("prometheus and promtool are not installed (Debian: apt-get install prometheus)")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options.nodes, options.hours, Path(folder))
-    about = f"Prometheus ingest: {options.nodes} nodes of {GPUS_A_NODE} GPUs, {options.hours} h at {STEP_S} s"
-    return 0 if report("prometheus_ingest", found, about) else 1
+        return measure(options.nodes, options.hours, Path(folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measured)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from figures import Figure, report
+from figures import Figure, at_most, main
 
 from advisor.artefacts import load, save
 from advisor.service import train
@@ -186,13 +186,13 @@ def measure(folder: Path) -> list[Figure]:
     slowest_s = max(first_s, renewed_s)
     size = [path.stat().st_size for path in (folder / "advice" / "user").glob("*/advice")]
     return [
-        Figure(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, "<= 60", slowest_s <= 60),
+        at_most(f"publishing for {USERS} users x {FAMILIES} families, s", slowest_s, 60),
         Figure("  for the first time, s", first_s),
         Figure("  processor time of that, all processes, s", busy_s),
         Figure("  all of it again, half a lifetime later, s", renewed_s),
         Figure("  ten minutes later, nothing changed, s", again_s),
         Figure("  files left alone then", again.unchanged),
-        Figure("memory of all processes, MiB", peak_mib, "<= 2048", peak_mib <= 2048),
+        at_most("memory of all processes, MiB", peak_mib, 2048),
         Figure("families published", first.families),
         Figure("size of a file, median, KiB", float(np.median(size)) / 1024),
         Figure("processes", job.processes),
@@ -213,8 +213,7 @@ def measure_names(folder: Path) -> list[Figure]:
             growth = each_s / few_s.setdefault(what, each_s)
             figures.append(Figure(f"{what}, {number} names of one user, s per 10,000 jobs", each_s))
             if number == NAMES:
-                is_met = growth <= MOST_GROWTH
-                figures.append(Figure("  per job, times that with a tenth", growth, f"<= {MOST_GROWTH}", is_met))
+                figures.append(at_most("  per job, times that with a tenth", growth, MOST_GROWTH))
         figures.append(Figure(f"memory of both, {number} names of one user, MiB", peak_mib))
     return figures
 
@@ -252,15 +251,15 @@ def measure_own(job: OwnJob) -> list[Figure]:
             Figure(f"{what}, s", seconds),
             Figure("  its reports", done.reports),
             Figure("  its lists", done.lists),
-            Figure("  its memory, MiB", memory.peak_mib, "<= 2048", memory.peak_mib <= 2048),
+            at_most("  its memory, MiB", memory.peak_mib, 2048),
         ]
     return figures
 
 
-def main() -> None:
+def measure_all() -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
-        report("publish", measure(Path(name)) + measure_names(Path(name)), "Publishing advice")
+        return measure(Path(name)) + measure_names(Path(name))
 
 
 if __name__ == "__main__":
-    main()
+    main(measure_all)
