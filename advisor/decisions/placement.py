@@ -217,7 +217,10 @@ def _sorted_jobs(view: PlacementView, rules: PlacementRules) -> _Jobs:
     waited_s = np.zeros(len(rows)) if view.waited_s is None else view.waited_s[rows]
     jobs = _Jobs(rows, view.gpus[rows], left_s, speeds, view.placed[rows], waited_s, ~may_move[rows])
     scale = max(float(left_s.max(initial=0.0)), 1e-300)
-    keys = (rows, *speeds.T, jobs.placed, _rounded(-waited_s / scale), _rounded(left_s / scale), jobs.gpus)
+    # Jobs that differ only where it changes no choice, as in the rate on a type too small for them, are not alike.
+    told = _rounded(view.rates[rows] / view.rates[rows].max(axis=1, initial=1e-300)[:, None])
+    least, waited = _rounded(left_s / scale), _rounded(-waited_s / scale)
+    keys = (rows, *told.T, jobs.keeps, *speeds.T, jobs.placed, waited, least, jobs.gpus)
     return _part(jobs, np.lexsort(keys))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.optimize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from advisor.decisions.placement import (
@@ -166,7 +166,17 @@ def rows_placed(seen: PlacementView, types: np.ndarray) -> list[tuple[float, ...
     return sorted(tuple(row) for row in columns.tolist())
 
 
+@pytest.mark.parametrize("round_s", [None, 0.7])
+def test_of_two_jobs_the_same_one_starts_in_either_order_if_only_one_may_be_moved_later(round_s):
+    started = []
+    for may_move in (np.array([True, False]), np.array([False, True])):
+        seen = view([1, 1], [10, 10], [[1.0], [1.0]], [WAITS] * 2, [1], may_move=may_move, round_s=round_s)
+        started.append(may_move[decide_placement(seen).types != WAITS].tolist())
+    assert started[0] == started[1] and len(started[0]) == 1
+
+
 @given(st.integers(0, 2**32), st.sampled_from(RULES))
+@example(5912, PlacementRules())  # two jobs that differ only on a type too small for them
 @settings(max_examples=60, deadline=None)
 def test_another_order_of_jobs_changes_nothing(seed, rules):
     seen = random_view(seed)
