@@ -18,7 +18,7 @@ from advisor.decisions.tier import decide_tier
 from advisor.duration.features import submission_of
 from advisor.evaluation.tier import replay_tiers, score_group
 from advisor.explain import short_text
-from advisor.memory.bound import bound_of
+from advisor.memory.bound import RETRAIN_S, BoundReplay, bound_of
 from advisor.memory.calibration import Calibration, Calibrator, Margins, class_of, conformal_margin, pools_of
 from advisor.memory.evidence import Evidence
 from advisor.memory.peak_store import Case
@@ -221,6 +221,18 @@ def bound(mib: float, tier_mib: float = 0.0) -> MemoryBound:
 def bound_margin(calibration: Calibration, evidence: Evidence) -> float | None:
     margins = calibration.of(evidence)
     return margins.bound if margins else None
+
+
+@pytest.mark.parametrize(("ended_s", "is_known"), [(RETRAIN_S - 1, True), (RETRAIN_S, False)])
+def test_a_replay_trains_on_runs_that_ended_before_the_training(ended_s: int, is_known: bool) -> None:
+    cases = []
+    for number, (submit_s, end_s) in enumerate([(5, ended_s)] * 100 + [(RETRAIN_S, RETRAIN_S + 9)]):
+        case = outcome(evidence_of([20000.0] * 30), 20000.0, number)
+        assert case.run is not None
+        submission = dataclasses.replace(case.submission, submit_s=submit_s)
+        cases.append(dataclasses.replace(case, submission=submission, run=dataclasses.replace(case.run, end_s=end_s)))
+    *_, last = BoundReplay(cases, AdviceSection(risk=0.1))
+    assert (last.bounded.bound is not None) == is_known
 
 
 def test_the_tiers_margin_counts_only_needs_above_a_tier(config: Config) -> None:

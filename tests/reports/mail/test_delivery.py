@@ -186,6 +186,13 @@ def test_users_who_are_gone_hold_up_nobody_for_long(outbox: Outbox, server: Mail
     assert sent(outbox, mail_config(server), clock) == Delivered(sent=1, failed=5 - MOST_REFUSED)
 
 
+def test_only_refusals_in_a_row_end_a_run(outbox: Outbox, server: MailServer, clock: Clock) -> None:
+    """Every other mailbox is gone."""
+    server.says_rcpt = lambda address: "550 5.1.1 no such user" if address[1] in "13579" else None
+    put_for(outbox, 2 * MOST_REFUSED)
+    assert sent(outbox, mail_config(server), clock) == Delivered(sent=MOST_REFUSED, failed=MOST_REFUSED)
+
+
 def test_one_dead_mailbox_holds_up_nobody(outbox: Outbox, server: MailServer, clock: Clock) -> None:
     """Not even for one run: twenty mails that the server refuses, before and after another user's mail."""
     server.says_rcpt = lambda address: "550 5.1.1 no such user" if address.startswith("gone") else None

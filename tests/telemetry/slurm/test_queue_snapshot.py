@@ -65,6 +65,11 @@ def test_what_a_record_says() -> None:
     assert (running.nodes, running.node_gpus, running.start_s) == (("n1", "n2"), (1, 1), 200)
 
 
+@pytest.mark.parametrize("untold", [None, {"set": False, "infinite": False, "number": 0}])
+def test_a_job_whose_priority_is_not_told_stands_last_and_is_not_held(untold: object) -> None:
+    assert 0 < one(priority=untold).priority <= one(priority=1).priority
+
+
 def test_held_foreign_ended_and_cpu_jobs_are_left_out() -> None:
     left_out = [
         record(priority=0), record(cluster="other"), record(job_state=["COMPLETED"]),
