@@ -146,6 +146,9 @@ def test_weights_that_do_not_fit_are_named_with_the_lines_to_change(
     assert check.tau_s == (None if tau_h is None else pytest.approx(tau_h * 3600))
     assert check.lines == lines
     assert len(check.faults) >= len(lines) > 0 or check.fits
+    now = "age does not count" if tau_h is None else f"waits {tau_h:.1f} h longer"
+    weights = [fault for fault in check.faults if fault.startswith("PriorityWeightAge")]
+    assert [now in fault for fault in weights] == [True for line in lines if line.startswith("PriorityWeightAge")]
     changed = conf + "\n" + "\n".join(lines)
     assert check_ageing(changed, Priority()).fits
 

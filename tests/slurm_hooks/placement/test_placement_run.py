@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import CommandError, ConfigError, NoModelError, StoreError
-from slurm_hooks.placement.run import require_placement
+from slurm_hooks.placement.run import read_terms, read_view, require_placement
+from slurm_hooks.placement.state import cluster_of
 
-from .placement_slurm import GRES, NOW_S, SETTINGS, FakeSlurm, Job, Killed, Run, speeds_of
+from .placement_slurm import GRES, NOW_S, SETTINGS, FakeBackend, FakeSlurm, Job, Killed, Run, speeds_of
 
 
 def start(tmp_path: Path, *jobs: Job, **values: object) -> Run:
@@ -32,6 +33,21 @@ def test_a_pending_job_gets_the_type_on_which_it_ends_first(tmp_path: Path, is_o
     assert run.kinds == ["place", "placed"]
     assert run().placed == 0, "a second run changes nothing"
     assert len(run.slurm.sent) == 1
+
+
+def test_a_running_job_has_its_type_also_where_no_other_type_is_up(tmp_path: Path) -> None:
+    slurm = start(tmp_path, running(11), nodes={"n1": ("a100", 2)}).slurm
+    cluster = cluster_of(read_view(FakeBackend(slurm), slurm, "lab", slurm.clock), SETTINGS)
+    assert [cluster.type_of(job) for job in cluster.view.jobs] == ["a100"]
+
+
+@pytest.mark.parametrize(("earlier_s", "is_its_own"), [(0, True), (86_400, True), (86_401, False)])
+def test_the_submit_line_of_an_earlier_job_of_this_number_is_not_read(
+    tmp_path: Path, earlier_s: int, is_its_own: bool
+) -> None:
+    run = start(tmp_path, running(11, accounted_s=NOW_S - 7200 - earlier_s))
+    [job] = run.jobs()
+    assert ("submit line" not in read_terms(run.slurm, job, run.slurm.configuration()).why_not) == is_its_own
 
 
 def test_the_line_is_on_disk_before_slurm_hears_of_it(tmp_path: Path) -> None:
