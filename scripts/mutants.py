@@ -31,11 +31,10 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("telemetry/metrics", "telemetry/attribution", "advisor/decisions", "slurm_hooks")
 GOAL, MOST_EQUIVALENT, LIMIT_S, AT_A_TIME = 0.9, 0.1, 150, 2
-SWAPS: dict[type[ast.AST], tuple[str, ...]] = {
-    ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",),
-    ast.NotEq: ("==",), ast.In: ("not in",), ast.NotIn: ("in",), ast.Is: ("is not",), ast.IsNot: ("is",),
-    ast.Add: ("-",), ast.Sub: ("+",), ast.Mult: ("/",), ast.Div: ("*",), ast.FloorDiv: ("*",), ast.Mod: ("*",),
-    ast.And: ("or",), ast.Or: ("and",),
+SWAPS = {
+    "<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"), "==": ("!=",), "!=": ("==",),
+    "in": ("not in",), "not in": ("in",), "is": ("is not",), "is not": ("is",), "+": ("-",), "-": ("+",), "*": ("/",),
+    "/": ("*",), "//": ("*",), "%": ("*",), "and": ("or",), "or": ("and",),
 }  # fmt: skip
 # No shrinking: that a test fails is enough.
 PLUGIN = """from hypothesis import HealthCheck, Phase, settings
@@ -56,13 +55,13 @@ class Mutant:
 
 
 def edits(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, str]]:
-    """Ways to break a node: the text from the end of one part to the start of the next, or of one part, replaced."""
+    """Ways to break a node: a part and the text in its place, or two parts whose operator is swapped."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        yield from ((node.left, node.comparators[0], text) for text in SWAPS[type(node.ops[0])])
+        yield node.left, node.comparators[0], ""
     elif isinstance(node, ast.BinOp) and not any(is_text(side) for side in (node.left, node.right)):
-        yield from ((node.left, node.right, text) for text in SWAPS.get(type(node.op), ()))
+        yield node.left, node.right, ""
     elif isinstance(node, ast.BoolOp):
-        yield from ((*pair, SWAPS[type(node.op)][0]) for pair in zip(node.values, node.values[1:], strict=False))
+        yield from ((*pair, "") for pair in zip(node.values, node.values[1:], strict=False))
     elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         yield node, None, str(not node.value if isinstance(node.value, bool) else node.value + 1)
     elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
@@ -90,7 +89,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutants_of(path: str) -> Iterator[Mutant]:
-    """Ast counts columns in bytes."""
+    """Those on one line. Ast counts columns in bytes."""
     source = (ROOT / path).read_bytes()
     lines = source.splitlines()
     for node in walk(ast.parse(source)):
@@ -99,12 +98,15 @@ def mutants_of(path: str) -> Iterator[Mutant]:
                 row, start, end, last = first.lineno, first.col_offset, first.end_col_offset, first.end_lineno
             else:
                 row, start, end, last = first.end_lineno, first.end_col_offset, second.col_offset, second.lineno
+            if row != last:
+                continue
             line = lines[row - 1]
-            if row == last:
-                if second is not None:  # keep the brackets around the operands
-                    text = re.sub(r"^(\)*)[^()]*(\(*)$", rf"\1 {text} \2", line[start:end].decode())
-                changed = line[:start] + text.encode() + line[end:]
-                yield Mutant(path, row, line.decode(), changed.decode())
+            old, texts = line[start:end].decode(), [text]
+            if second is not None:  # keep the brackets around the operands
+                swaps = SWAPS.get(old.strip(" ()"), ())
+                texts = [re.sub(r"^(\)*)[^()]*(\(*)$", rf"\1 {new} \2", old) for new in swaps]
+            for new in texts:
+                yield Mutant(path, row, line.decode(), (line[:start] + new.encode() + line[end:]).decode())
 
 
 def tests_of(path: str) -> list[str]:
