@@ -150,8 +150,8 @@ def failing(tree: Path, tests: list[str], marks: str, seed: int) -> str:
         output.seek(0)
         if code in (0, 5):  # 5: none of them has the mark
             return ""
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)(.*)", output.read(), re.M)
-    if found is None or "Timeout" in found[2]:
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", output.read(), re.M)
+    if found is None or "Timeout" in (found[2] or ""):
         raise TimeoutError
     return found[1]
 
