@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-unit test-cluster lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo test test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -18,7 +18,8 @@ help:
 	@echo "                       (ALMANAC_REQUIRE_CLUSTER=1: in docker too, and nothing may be left out)"
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
-	@echo "make lint              ruff, mypy, import-linter"
+	@echo "make durations         measures which tests are slow (tests/slow.txt)"
+	@echo "make lint              ruff, mypy, import-linter, and whether tests/slow.txt fits the tests"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
 	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
@@ -47,6 +48,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(PYTEST) -q --collect-only --check-durations >/dev/null
 
 # Lint first: the last line of the output is pytest's summary.
 # Four processes: one for each of three clusters, whose tests mostly wait, and one for the rest (tests/conftest.py).
@@ -55,6 +57,9 @@ test: lint servers
 
 test-unit: $(STAMP)
 	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile few $(PYTEST_ARGS)
+
+durations: $(STAMP)
+	$(PYTEST) -n 2 -m "not cluster" --hypothesis-profile few --renew-durations $(PYTEST_ARGS)
 
 test-cluster: servers
 	scripts/with-docker.sh $(PYTEST) -m cluster $(PYTEST_ARGS)

@@ -1,11 +1,13 @@
-"""Settings of every test, what it may lack, and which modules `make test-unit` leaves out for their length."""
+"""Settings of every test, what it may lack, and which tests `make test-unit` leaves out for their length."""
 
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import signal
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,73 +15,28 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+sys.path.append(str(Path(__file__).parent))
+
+import durations
+
 # In the background of a script Ctrl-C is ignored, under nohup a hang-up, and so by children of which it is tested.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
 
 # How long an example takes says something of the machine, not of the code.
-settings.register_profile("almanac", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+IGNORED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("almanac", derandomize=False, deadline=None, suppress_health_check=IGNORED)
 settings.register_profile("few", settings.get_profile("almanac"), max_examples=20)  # for `make test-unit`
 settings.load_profile("almanac")
 
-SLOW = {
-    "test_backtest.py",
-    "test_backtest_power.py",
-    "test_characterize.py",
-    "test_commands.py",
-    "test_dask_engine.py",
-    "test_demo.py",
-    "test_docs_site.py",
-    "test_doctor_filter.py",
-    "test_durations.py",
-    "test_engines.py",
-    "test_file_modes.py",
-    "test_forecast.py",
-    "test_generated_marginals.py",
-    "test_h100.py",
-    "test_h100_page.py",
-    "test_ingest_clock.py",
-    "test_heavy_user.py",
-    "test_jobs.py",
-    "test_lasting_rounds.py",
-    "test_online.py",
-    "test_own_reading.py",
-    "test_own_reports.py",
-    "test_own_safety.py",
-    "test_pack_mark.py",
-    "test_pack_mps.py",
-    "test_pack_shares.py",
-    "test_package.py",
-    "test_pack.py",
-    "test_packing_pairs.py",
-    "test_power.py",
-    "test_power_programs.py",
-    "test_power_rules.py",
-    "test_properties.py",
-    "test_publish.py",
-    "test_publish_packing.py",
-    "test_redfish.py",
-    "test_report.py",
-    "test_report_due.py",
-    "test_report_due_trouble.py",
-    "test_reprioritize.py",
-    "test_packing_notes.py",
-    "test_sbatch_almanac.py",
-    "test_services.py",
-    "test_share_search.py",
-    "test_shown.py",
-    "test_simulate.py",
-    "test_site_page.py",
-    "test_steps.py",
-    "test_store.py",
-    "test_summarize.py",
-    "test_summary.py",
-    "test_summary_killed.py",
-    "test_summary_splits.py",
-    "test_wheel.py",
-    "test_workers.py",
-}
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr("reports.mail.outbox_file.SYNCHRONOUS", "OFF")
+        yield
 
 
 NOT_OURS = "the real traces are not part of the project"
@@ -129,19 +86,40 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Calla
                 folder.mkdir()
                 fill(folder)
                 is_done.touch()
-        return Path(shutil.copytree(folder, tmp_path_factory.mktemp(name) / name))
+        return Path(shutil.copytree(folder, tmp_path_factory.mktemp(name) / name, copy_function=_link))
 
     return copy
 
 
+def _link(source: str, target: str) -> None:
+    """Share the data, which the store replaces and never changes in place. Copy anything else."""
+    (os.link if source.endswith(".parquet") else shutil.copy2)(source, target)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew; look at what changed")
+    parser.addoption("--renew-durations", action="store_true", help="write tests/slow.txt anew")
+    parser.addoption(
+        "--check-durations", action="store_true", help="refuse a tests/slow.txt that does not fit the tests"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name in SLOW:
-            item.add_marker("slow")
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+    if config.getoption("--renew-durations"):
+        config.pluginmanager.register(durations.Measure())
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"property tests: --hypothesis-seed={config.option.hypothesis_seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    durations.mark_slow(items)
+    if config.getoption("--check-durations") and (wrong := durations.faults(items)):
+        raise pytest.UsageError(*wrong, "try: make durations")
 
 
 class ProcessPerCluster(LoadScopeScheduling):

@@ -34,7 +34,7 @@ def test_passes(): pass
 """
 
 
-@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", ["0", "2"])
 @pytest.mark.parametrize("is_required", [False, True])
 def test_skips_are_named_and_refused_where_nothing_may_be_skipped(
     tmp_path: Path, processes: str, is_required: bool

@@ -18,6 +18,8 @@ VERSION = 3
 _ADDED_AFTER = {1: "-- How far the mail timer", 2: "-- What recent mails told"}
 """By version, the place in outbox.sql from which on the text makes what that version lacks."""
 
+SYNCHRONOUS = "FULL"
+"""A transaction is on the disk when it ends."""
 ROOM = 256 * 1024
 """Bytes on the disk that the record of one sent mail can have."""
 TOLD_S = 7 * DAY_S
@@ -133,7 +135,7 @@ def open_outbox(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # works only on a new file
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
+        database.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         version = _version(database)
         if 0 <= version < VERSION:
             tables = (resources.files("reports.mail") / "outbox.sql").read_text(encoding="utf-8")

@@ -84,7 +84,7 @@ class RaiseActor:
     cluster: str
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-    look_s: float = LOOK_S
+    look_s: float = field(default_factory=lambda: LOOK_S)
 
     def apply(self, plan: RaisePlan) -> RaiseOutcome:
         """Raises StoreError where the record cannot be written (Slurm is told nothing then), CommandError where Slurm

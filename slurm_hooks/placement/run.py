@@ -121,7 +121,7 @@ class PlacementActor:
     settings: Placement
     clock: Callable[[], float]
     sleep: Callable[[float], None]
-    look_s: float = LOOK_S
+    look_s: float = field(default_factory=lambda: LOOK_S)
 
     def apply(self, plan: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
         """Raises StoreError where the record cannot be written (Slurm is told nothing then), CommandError where Slurm

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
@@ -173,7 +174,7 @@ def test_without_evidence_nothing_is_advised(history_of: History, config: Config
     assert silent.tier.tier is None
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.text(max_size=60), st.text(max_size=30))
 def test_hostile_text_is_inert(name: str, constraint: str) -> None:
     request = Request(user="eve", job_name=name, constraints=constraint, gpu_count=1)

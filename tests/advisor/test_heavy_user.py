@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.duration import rolling
 from advisor.duration.features import Event, Submission, ended_jobs, events, submissions
@@ -94,7 +95,7 @@ def rows(draw: st.DrawFn) -> dict[str, Any]:
 def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool) -> None:
     config = dataclasses.replace(Rolling(), families=families)
 
-    @settings(max_examples=60, deadline=None)
+    @examples(0.6)
     @given(st.lists(rows(), max_size=40), st.integers(-30, 90))
     def check(made: list[dict[str, Any]], after_s: int) -> None:
         if not made:
@@ -125,7 +126,7 @@ def test_a_job_runs_for_a_submission_of_the_second_of_its_end_and_not_of_its_sta
 def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same(families: str) -> None:
     config = dataclasses.replace(Rolling(), families=families)
 
-    @settings(max_examples=60, deadline=None)
+    @examples(0.6)
     @given(st.lists(rows(), min_size=1, max_size=40), st.integers(1, 5))
     def check(made: list[dict[str, Any]], step: int) -> None:
         history = frame(made)
@@ -229,7 +230,7 @@ def test_evidence_that_is_read_once_for_a_burst_is_that_of_each_job(
         monkeypatch.setattr(module, "MAX_FAMILIES", remembered)
     advice = dataclasses.replace(config.advice, history_days=1, min_runs=2)
 
-    @settings(max_examples=40, deadline=None)
+    @examples(0.4)
     @given(st.lists(measured(), min_size=5, max_size=20))
     def check(made: list[dict[str, Any]]) -> None:
         # Each in a second of its own: a replay alone counts others of the same second as open.

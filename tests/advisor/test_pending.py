@@ -6,8 +6,9 @@ import dataclasses
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.duration.features import Submission, submission_of
 from advisor.duration.overrun import Overrun
@@ -49,7 +50,7 @@ def test_features_are_those_of_the_moment_of_submission(families: str, site_hist
     site = SiteMeans()
     site.add(1, 600.0)
 
-    @settings(max_examples=15, deadline=None)
+    @examples(0.15)
     @given(submitted)
     def check(jobs: list[Submission]) -> None:
         known = known_of_pending(jobs, site_history, rolling, site)

@@ -59,6 +59,7 @@ def run(
     slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
     monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
+    monkeypatch.setattr("slurm_hooks.mig.raise_run.LOOK_S", 0.0)
 
     def called(*argv: str) -> tuple[int, str]:
         app = App(str(slurm / "almanac.toml"), str(slurm / "store"), "demo")

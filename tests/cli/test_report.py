@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ JOBS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    store = Store.create(tmp_path / "store")
+    return str(stored(tmp_path / "store").root)
+
+
+def stored(root: Path) -> Store:
+    store = Store.create(root)
     rows = [
         {"job_id": job_id, "submit_s": 1_795_000_000, "array_job_id": array, "array_task_id": task, "user": user,
          "name": "x", "name_key": "x", "state": "COMPLETED", "start_s": 1_795_000_010, "end_s": 1_795_000_700 + job_id,
@@ -65,7 +70,7 @@ def folder(tmp_path: Path) -> str:
     for offset, row in enumerate(rows[-2:]):
         row.update(het_job_id=50, het_offset=offset)
     store.of("c").write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
-    return str(store.root)
+    return store
 
 
 @pytest.mark.parametrize(
@@ -116,18 +121,19 @@ def outsider(folder: str, advice: Path) -> Outsider:
 
 
 @pytest.fixture
-def published(folder: str, tmp_path: Path) -> Outsider:
+def published(built_once: Callable[[str, Callable[[Path], None]], Path]) -> Outsider:
     """alice, who has the uid of who runs this, with what was published for her."""
-    config = dataclasses.replace(Config(), reports=Reports(own_days=3650))
-    advice, now_s = tmp_path / "advice", 1_795_100_000
-    store = Store.open(Path(folder))
+    folder = built_once("published for alice", publish)
+    return outsider(str(folder / "store"), folder / "advice")
+
+
+def publish(folder: Path) -> None:
+    config, store = dataclasses.replace(Config(), reports=Reports(own_days=3650)), stored(folder / "store")
     metrics = [{"job_id": job_id, "submit_s": 1_795_000_000, "verdict": "no telemetry"} for job_id, *_ in JOBS]
     store.of("c").write("job_metrics", pa.Table.from_pylist(metrics, TABLES["job_metrics"].schema))
-    job = OwnJob(store.of("c"), config, now_s, OwnFolder(Outgoing(advice)))
+    job = OwnJob(store.of("c"), config, 1_795_100_000, OwnFolder(Outgoing(folder / "advice")))
     publish_own(job, {"alice": os.getuid()}.get)
-    app = outsider(folder, advice)
     shutil.rmtree(store.root)
-    return app
 
 
 @pytest.mark.parametrize(

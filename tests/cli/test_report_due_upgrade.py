@@ -118,7 +118,6 @@ def test_before_the_first_run_counts_and_a_dry_run_read_the_old_outbox(
     assert {path: path.read_bytes() for path in old_files(site)} == before
 
 
-@pytest.mark.slow
 def test_killed_while_marks_move_every_mail_comes_and_one_at_most_comes_twice(site: Site) -> None:
     scenario(site)
     site.says_ended(2, 3, 4, 5, 6, 11, 12, 13)

@@ -77,7 +77,7 @@ def policies() -> list[Policy]:
 
 
 @pytest.mark.parametrize("policy", policies(), ids=lambda policy: f"{policy.name} {policy.backfill} {policy.tick_s}")
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 25), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(3), range(3, 25)], ids=["few", "many"])
 def test_the_laws_hold(policy: Policy, seeds: range) -> None:
     for seed in seeds:
         rng = np.random.default_rng([seed, 7])

@@ -75,9 +75,7 @@ def agree(trace: pd.DataFrame, nodes: int, size: int, name: str, rng: np.random.
     assert [run for run in runs_of(simulate(workload, uniform(nodes, size), policy)) if run[2] > run[1]] == expected
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(12), pytest.param(range(12, 500), marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("seeds", [range(12), range(12, 500)], ids=["few", "many"])
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "easy", "easy wrong", "easy any", "easy any wrong"])
 def test_it_agrees_with_the_plain_simulator(name: str, seeds: range) -> None:
     for seed in seeds:
@@ -87,7 +85,6 @@ def test_it_agrees_with_the_plain_simulator(name: str, seeds: range) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "easy", "easy wrong"])
 def test_it_agrees_on_cuts_of_a_real_trace(name: str, trace: Callable[[str], Path]) -> None:
     """Times divided by 60, so that the plain simulator gets through."""

@@ -227,14 +227,12 @@ def test_the_interval_covers_the_mean_of_new_users_about_as_often_as_it_says() -
     assert 0.88 <= covered / 200 <= 0.99
 
 
-@pytest.mark.slow
 def test_several_processes_give_what_one_gives() -> None:
     names = ("fifo", "sjf", "sjf+easy")
     one, two = (run_policies(three(), uniform(1, 1), names, CONFIG, processes=number) for number in (1, 2))
     assert repr(score_runs(three(), one)) == repr(score_runs(three(), two))
 
 
-@pytest.mark.slow
 def test_draws_of_a_control_are_the_same_in_any_process() -> None:
     rng = np.random.default_rng(1)
     frame = {"submit_s": np.sort(rng.integers(0, 9000, 60)), "run_s": rng.integers(1, 900, 60), "gpu_count": 1}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions.placement import NEVER_MOVE, WAITS, PlacementRules
 from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
@@ -125,7 +126,7 @@ def test_small_instances_against_brute_force_and_bounds():
 
 
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES), st.booleans())
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 def test_no_schedule_beats_the_bounds(seed, policy, arrive):
     rng = np.random.default_rng(seed)
     tried = random_instance(rng)
@@ -138,7 +139,7 @@ def test_no_schedule_beats_the_bounds(seed, policy, arrive):
 
 
 @given(st.integers(0, 2**32), st.sampled_from(POLICIES), st.sampled_from([0.25, 3600.0]))
-@settings(max_examples=10, deadline=None)
+@examples(0.1)
 def test_scaling_time_scales_results(seed, policy, factor):
     small = random_instance(np.random.default_rng(seed))
     once = simulate_rounds(small, policy, 0.5, 0.1)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.duration.rank_scale import DEFAULT_EXPONENT, QueuedJobs
 from simulator.rank_choice import EXPONENTS, MIN_JOBS, choose_exponent, mean_jct_s
@@ -48,7 +49,7 @@ numbers = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@examples(0.08)
 @given(numbers)
 def test_any_jobs_give_an_exponent(rows: list[tuple[int, int, int, float]]) -> None:
     columns: Any = (np.array(each, dtype="float64") for each in zip(*rows, strict=True))

@@ -142,18 +142,25 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
     return root, train(load_history(store.of(CLUSTER), running=True), parse_config(CONFIG), NOW_S)
 
 
-@pytest.fixture
-def site(tmp_path: Path, base: tuple[Path, Trained]) -> Site:
-    """Random jobs of u0 to u11, whose uids are 60000 and up."""
-    root, trained = base
-    shutil.copytree(root, tmp_path / "store")
-    store = Store.open(tmp_path / "store")
-    uids = {f"u{number}": 60_000 + number for number in range(12)}
-    tmp_path.chmod(0o755)
-    return Site(store, parse_config(CONFIG), trained, tmp_path / "advice", uids)
+@pytest.fixture(scope="session")
+def new_site(base: tuple[Path, Trained]) -> Callable[[Path], Site]:
+    """Makes sites in a folder: random jobs of u0 to u11, whose uids are 60000 and up."""
+
+    def make(folder: Path) -> Site:
+        store = Store.open(shutil.copytree(base[0], folder / "store"))
+        folder.chmod(0o755)
+        uids = {f"u{number}": 60_000 + number for number in range(12)}
+        return Site(store, parse_config(CONFIG), base[1], folder / "advice", uids)
+
+    return make
 
 
 @pytest.fixture
+def site(tmp_path: Path, new_site: Callable[[Path], Site]) -> Site:
+    return new_site(tmp_path)
+
+
+@pytest.fixture(scope="session")
 def jobs_of() -> Callable[[Store, list[dict[str, Any]]], None]:
     return write_jobs
 

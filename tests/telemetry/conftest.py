@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -16,9 +15,8 @@ from made_site import Site
 
 
 @pytest.fixture
-def new_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Site]:
-    """Makes empty sites, and does not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+def new_site(tmp_path: Path) -> Callable[[], Site]:
+    """Makes empty sites."""
     numbers = count()
     return lambda: Site(tmp_path / f"site{next(numbers)}")
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from telemetry.run_times import ASKED, ENDED, HISTORY_S, NEWEST, expected_run_s, pending_run_s
 from telemetry.slurm.backend import PendingJob
@@ -67,7 +68,7 @@ _RUN = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@examples(0.8)
 @given(st.lists(_RUN, max_size=30), st.sampled_from(["u", "v", "w"]), st.sampled_from(["a", "c"]))
 def test_against_a_search_by_hand(rows: list[tuple[str, str, int, int, int]], user: str, key: str) -> None:
     past = sorted((row for row in rows if row[3] > 0), key=lambda row: -row[3])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import SourceError, StoreError
@@ -152,7 +152,6 @@ def test_waiting_rows_lie_where_nobody_else_can_read_and_leave_nothing(
     assert not list(store.root.glob(".almanac-spill-*"))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(-9999, 9999), max_size=5), max_size=5),
     st.integers(1, 6),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import WriteResult
@@ -64,7 +65,7 @@ def test_a_later_write_corrects_a_sample(cluster: ClusterStore) -> None:
 
 
 @given(order=st.permutations(range(len(CONFLICTS))))
-@settings(max_examples=25, deadline=None)
+@examples(0.25)
 def test_the_order_of_conflicting_samples_changes_no_byte(
     tmp_path_factory: pytest.TempPathFactory, order: list[int]
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.store.merge import WriteResult
@@ -46,7 +46,6 @@ def encoded(rows: pa.Table) -> pa.Table:
     return rows.set_column(0, "host", chunks)
 
 
-@settings(deadline=None)
 @given(st.lists(KEYS, max_size=12), st.booleans())
 def test_rows_are_sorted_by_their_key_and_equal_keys_keep_their_order(
     keys: list[tuple[str, int, str, int]], is_encoded: bool
@@ -59,7 +58,6 @@ def test_rows_are_sorted_by_their_key_and_equal_keys_keep_their_order(
     assert is_unique == (len(set(keys)) == len(keys))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(FAR, FAR), max_size=8))
 def test_keys_of_any_size_are_sorted(keys: list[tuple[int, int]]) -> None:
     rows = pa.table({"submit_s": pa.array([key[0] for key in keys], pa.int64()),

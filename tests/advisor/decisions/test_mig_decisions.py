@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions.mig_layout import LayoutRules, MigNode, SliceJob, decide_layout
 from advisor.decisions.mig_raise import PendingSlice, Raise, decide_raises
@@ -137,7 +138,7 @@ def test_hostile_values_are_left_out() -> None:
     )
 
 
-@settings(max_examples=12, deadline=None)
+@examples(0.12)
 @given(st.integers(0, 2**16), st.integers(2, 6), st.integers(1, 2))
 def test_order_does_not_matter_and_each_size_in_demand_stays(seed: int, nodes: int, gpus: int) -> None:
     rng = random.Random(seed)

@@ -6,8 +6,9 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions.power import (
     LEAST_CREDIT,
@@ -172,7 +173,7 @@ NODES = st.lists(
 LIMITS = st.builds(PowerLimits, st.integers(0, 4), st.integers(0, 4), st.sampled_from([0, 1800, 60_000]))
 
 
-@settings(max_examples=400)
+@examples(4)
 @given(NODES, st.none() | st.integers(0, 16), LIMITS, st.randoms(use_true_random=False))
 def test_no_state_breaks_a_rule(nodes: list[PowerNode], target: int | None, limits: PowerLimits, rng: object) -> None:
     plan = select_nodes(nodes, target, limits, NOW_S)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.optimize
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions.placement import (
     NEVER_MOVE,
@@ -149,7 +150,7 @@ def test_solvers_that_fail_leave_a_greedy_choice_at_equal_prices(monkeypatch):
 
 
 @given(st.integers(0, 2**32), st.sampled_from(RULES))
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 def test_no_gpu_is_used_twice_and_no_type_of_zero_speed(seed, rules):
     seen = random_view(seed)
     types = decide_placement(seen, rules).types
@@ -177,7 +178,7 @@ def test_of_two_jobs_the_same_one_starts_in_either_order_if_only_one_may_be_move
 
 @given(st.integers(0, 2**32), st.sampled_from(RULES))
 @example(5912, PlacementRules())  # two jobs that differ only on a type too small for them
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 def test_another_order_of_jobs_changes_nothing(seed, rules):
     seen = random_view(seed)
     order = np.random.default_rng(seed + 1).permutation(len(seen.gpus))
@@ -191,7 +192,7 @@ def test_another_order_of_jobs_changes_nothing(seed, rules):
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1e-6, 0.3, 7.0, 1e5]), st.sampled_from(RULES))
-@settings(max_examples=60, deadline=None)
+@examples(0.6)
 def test_another_unit_of_work_of_one_job_or_of_time_changes_nothing(seed, factor, rules):
     seen = random_view(seed)
     units = np.ones(len(seen.gpus))
@@ -208,7 +209,7 @@ def test_another_unit_of_work_of_one_job_or_of_time_changes_nothing(seed, factor
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 def test_the_choice_is_the_best_of_all_choices(seed):
     rng = np.random.default_rng(seed)
     values, gpus, free = rng.uniform(0, 1, (5, 2)), rng.integers(1, 4, 5), rng.integers(1, 6, 2)

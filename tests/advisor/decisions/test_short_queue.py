@@ -8,8 +8,9 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions import short_queue
 from advisor.decisions.short_queue import WAITS, ShortQueue, best_choice, choices
@@ -98,7 +99,7 @@ def least_cost(queue: ShortQueue, choice: tuple[int, ...]) -> float:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 def test_the_choice_costs_least_of_all(seed):
     queue = random_queue(seed)
     found = best_choice(queue)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.decisions.power import Budget
 from advisor.demand.lifecycle import faults_of_demand, usable_demand
@@ -163,7 +164,7 @@ def test_damage_is_an_error_with_a_remedy_and_ends_no_other_node_set(
     assert usable_demand(tmp_path, A100, CONFIG, NOW_S + 1)[0].version == again  # type: ignore[union-attr]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(0.6)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.integers(0, 99))
 def test_no_flipped_bit_of_a_model_is_used(tmp_path: Path, place: float, bit: int, which: int) -> None:
     version = save(tmp_path, trained(), keep=1)

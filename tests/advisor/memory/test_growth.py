@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from advisor.memory.growth import (
     EARLY,
@@ -166,7 +167,7 @@ def test_the_chance_of_reaching_a_time() -> None:
     assert RunTime(1000.0, 0.0, 5000.0).chance_of_reaching(3000, 2000) == pytest.approx(2 / 3)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(
     st.lists(st.tuples(st.floats(allow_nan=True), st.one_of(st.none(), st.floats(allow_nan=True))), max_size=300),
     st.one_of(st.none(), st.floats(allow_nan=True)),
@@ -176,7 +177,7 @@ def test_no_samples_raise(samples: list[tuple[float, float | None]], capacity: f
     outlooks(GrowthWatch(capacity, RunTime(end, 0.5, end)), samples)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(0.1)
 @given(st.floats(0.001, 1000.0), st.integers(1, 60))
 def test_units_of_memory_and_time_do_not_matter(scale: float, interval: int) -> None:
     plain = outlooks(GrowthWatch(1000.0, KNOWN), line(500, 0.9))

@@ -547,7 +547,7 @@ with Outbox(Path(sys.argv[1])) as outbox:
 
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["before it is taken", "after it is taken"])
-@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", [1, 2, 4])
 def test_killed_while_the_server_takes_a_mail_it_is_sent_again_under_the_same_id(
     tmp_path: Path, at: int, is_taken: bool
 ) -> None:

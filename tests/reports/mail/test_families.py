@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mails import NOW_S, message, run
+from profiles import examples
 
 from almanac.config import Mail
 from reports.job.conclusions import Conclusions, Suggestion
@@ -84,7 +85,7 @@ each_end = st.tuples(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 @given(st.lists(each_end, max_size=40), st.sampled_from([0, 10, 60]))
 def test_every_run_is_told_once_and_a_family_has_few_mails(
     tmp_path_factory: pytest.TempPathFactory, ends: list[tuple[int, str, str]], wait_min: int

@@ -9,9 +9,10 @@ from email.policy import default
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mails import NOW_S, run
+from profiles import examples
 
 from almanac.addresses import is_address
 from almanac.config import Config, Mail
@@ -111,7 +112,7 @@ NASTY = st.text(
 
 
 @given(NASTY, NASTY)
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @example("x\r\nBcc: mallory@evil.example\r\n\r\nbody", "test\r\nBcc: mallory@evil.example")
 @example("=?utf-8?q?a=0d=0aBcc:_m=40evil.example?=", "=?utf-8?q?a=0d=0aBcc:_m=40evil.example?=")
 @example("\u202egnp.exe" + "A" * 10_000, "\u202e" * 10_000)

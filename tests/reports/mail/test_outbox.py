@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from forks import forks_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from mails import NOW_S, message, run
+from profiles import examples
 
 from almanac.config import Mail
 from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, StoreError
@@ -481,7 +481,7 @@ class Transitions(RuleBasedStateMachine):
 
 
 TestTransitions = Transitions.TestCase
-TestTransitions.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestTransitions.settings = examples(0.4, stateful_step_count=20)
 
 
 def test_a_schema_that_is_no_text_is_damage(path: Path) -> None:

@@ -41,10 +41,10 @@ CONFIG = Config(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Half a day of a100: four of ten nodes asleep, then one of them awake; in the middle a shortage of one run."""
-    store = Store.create(tmp_path / "store")
+    store = Store.create(tmp_path_factory.mktemp("power") / "store")
     demand = [LiveDemand(10, 2, 7 if number == 36 else 0, 4 if number <= 36 else 3) for number in range(72)]
     write(store, "c", demand)
     return store
@@ -106,7 +106,6 @@ def test_without_counts_it_says_so(store: Store) -> None:
     assert [set(row.values()) - {row["node_set"]} for row in rows] == [{None}, {None}]
 
 
-@pytest.mark.slow
 def test_a_store_of_400_days_is_added_up(tmp_path: Path) -> None:
     """57,600 counts of each of two sets, written at once."""
     store = Store.create(tmp_path / "store")
@@ -140,7 +139,7 @@ def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) ->
     assert "\x1b" not in page + path.read_text()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pages(reported: Any, store: Store) -> dict[str, str]:
     """Pages of the hand-made site: with savings, and without counts."""
     report = build_site_report(reported.store.of("test"), reported.config, (NOW_S - 40 * DAY_S, NOW_S), NOW_S)

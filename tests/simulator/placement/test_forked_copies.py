@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placement_rounds import random_view, view_of
 
@@ -26,7 +26,6 @@ def test_steps_are_shared_by_largest_remainder(steps: int, rates: list[float], s
     assert step_shares(steps, np.array(rates, dtype=float)).tolist() == shares
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**7), st.lists(st.floats(0.001, 1000), min_size=1, max_size=15))
 def test_shares_sum_to_the_steps_and_are_within_one_of_the_proportion(steps: int, rates: list[float]) -> None:
     speeds = np.array(rates)

@@ -19,7 +19,6 @@ from almanac.errors import FileFormatError
 from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, Row, look_up, parse, read, render, unwritable, usable
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-BROKEN = sorted(path.name for path in (VECTORS / "broken").iterdir())
 LOOKUPS = json.loads((VECTORS / "lookups.json").read_text())
 NOW_S = LOOKUPS["now_s"]
 
@@ -41,11 +40,11 @@ def test_the_vectors_are_what_their_maker_writes() -> None:
         assert found[name] == content, f"{name}: run tests/slurm_hooks/vectors/make.py"
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_file_that_breaks_a_rule_is_not_used(name: str) -> None:
-    with pytest.raises(FileFormatError):
-        read(VECTORS / "broken" / name, NOW_S)
-    assert usable(VECTORS / "broken" / name, NOW_S) is None
+def test_a_file_that_breaks_a_rule_is_not_used() -> None:
+    for path in (VECTORS / "broken").iterdir():
+        with pytest.raises(FileFormatError):
+            read(path, NOW_S)
+        assert usable(path, NOW_S) is None, path
 
 
 def test_a_good_file_is_read_and_written_to_the_same_bytes() -> None:

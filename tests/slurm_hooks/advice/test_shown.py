@@ -43,8 +43,9 @@ def steady(user: str, first_id: int, peak_mib: float, last_s: int) -> list[dict[
     ]  # fmt: skip
 
 
-@pytest.fixture
-def published(site: Site, jobs_of: Jobs) -> Site:
+@pytest.fixture(scope="module")
+def published(new_site: Callable[[Path], Site], jobs_of: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    site = new_site(tmp_path_factory.mktemp("published"))
     jobs_of(site.store, [*steady("nobody", 50_000, 20_000, NOW_S), *steady("daemon", 60_000, 70_000, NOW_S)])
     site.uids = {**site.uids, **UIDS}
     site.publish()

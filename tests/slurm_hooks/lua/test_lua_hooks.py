@@ -226,7 +226,6 @@ def slowest(
     return found
 
 
-@pytest.mark.slow
 def test_no_submission_costs_slurmctld_a_millisecond(lua: Lua, advice: Path) -> None:
     """slurmctld runs it under its locks, before it checks how long anything is."""
     job = {"name": "train-bert-7", "user_id": os.getuid(), "tres_per_job": "gres:gpu:2", "features": "gpu&hbm80g"}
@@ -234,7 +233,6 @@ def test_no_submission_costs_slurmctld_a_millisecond(lua: Lua, advice: Path) -> 
     assert seconds < 0.001, what
 
 
-@pytest.mark.slow
 def test_no_option_makes_cli_filter_slow(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALMANAC_ADVICE", "apply")
     monkeypatch.setenv("HOME", "nowhere")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lua_runner import Lua, literal
+from profiles import examples
 
 from almanac.config import Tier
 from almanac.records import Request
@@ -58,7 +59,7 @@ CONSTRAINTS = st.text(alphabet="abg&|()[]*2,! .%\n$-", max_size=30)
 
 
 @given(constraints=st.lists(CONSTRAINTS, min_size=1, max_size=30))
-@settings(max_examples=40)
+@examples(0.4)
 def test_required_features_as_python_finds_them(lua: Lua, constraints: list[str]) -> None:
     found = lua.calls("tiers.required_features", [(text,) for text in constraints])
     assert [set(features) for (features,) in found] == [required_features(text) for text in constraints]
@@ -75,7 +76,7 @@ REQUESTS = st.tuples(
 
 
 @given(cases=st.lists(st.tuples(REQUESTS, TIERS), min_size=1, max_size=20))
-@settings(max_examples=60)
+@examples(0.6)
 def test_rewrites_as_python_makes_them(lua: Lua, cases: list[Any]) -> None:
     rows, expected = [], []
     for (constraints, gres, gpu_type, partition), kinds in cases:

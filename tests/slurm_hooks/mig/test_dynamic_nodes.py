@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mig_world import HALVES, SEVEN, WHOLE, KilledError, World, change
+from profiles import examples
 
 from cli.mig_output import _TODO
 from slurm_hooks.mig.dynamic import parameters
@@ -137,7 +138,7 @@ def test_a_kill_at_every_point_of_a_dynamic_change_is_taken_up_by_the_next_run(t
     assert number > 30
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@examples(0.8)
 @given(
     seed=st.integers(0, 2**32),
     faults=st.lists(st.sampled_from(["", "", "", "half", "refused", "wrong"]), max_size=12),

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.errors import CommandError, ConfigError, StoreError
 from almanac.mig_raise_config import MigRaise
@@ -412,7 +413,7 @@ class World:
             del slurm.jobs[number]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(0.6)
 @given(EVENTS, st.lists(st.sampled_from(["in", "out", "held"]), min_size=4, max_size=4), st.integers(0, 2))
 def test_whatever_happens_no_job_is_left_worse(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, str, int]], kinds: list[str], free: int

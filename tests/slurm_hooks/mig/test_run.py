@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mig_world import HALVES, SEVEN, WHOLE, KilledError, World, change
+from profiles import examples
 
 from slurm_hooks.mig.include import gres_of_nodes
 from telemetry.slurm.backend import Node, Reservation
@@ -233,7 +234,7 @@ def test_a_kill_at_every_point_is_taken_up_by_the_next_run(tmp_path: Path, relea
     assert number > 20
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@examples(0.6)
 @given(
     seed=st.integers(0, 2**32),
     faults=st.lists(st.sampled_from(["", "", "", "half", "refused", "wrong"]), max_size=12),

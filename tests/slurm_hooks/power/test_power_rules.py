@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import Any
 
 import pytest
 from fake_slurm import FakeSlurm, Killed, Wanted
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from profiles import examples
 
 from advisor.decisions.power_nodes import NodeFlag, PowerLimits
 from almanac.config import Config, NodeSet, Power
@@ -34,8 +34,6 @@ from telemetry.slurm.backend import Node, Reservation
 from telemetry.slurm.node_states import is_in_service
 from telemetry.slurm.queue_json import nodes_of
 
-EXAMPLES = int(os.environ.get("ALMANAC_POWER_EXAMPLES", "2000"))
-"""Random states of a cluster; 100,000 take some minutes."""
 NAMES = tuple(f"n{number}" for number in range(1, 7))
 POWERED_OFF = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"}
 CYCLES, WARM, COOLDOWN_S = 2, 1, 1200
@@ -183,9 +181,9 @@ class CountMachine(PowerMachine):
 
 
 TestByName = PowerMachine.TestCase
-TestByName.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestByName.settings = examples(1.5, stateful_step_count=40)
 TestByCount = CountMachine.TestCase
-TestByCount.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestByCount.settings = examples(1, stateful_step_count=30)
 
 STATES = (
     "IDLE", "ALLOCATED", "MIXED", "DOWN", "DRAIN", "RESERVED", "MAINTENANCE", "PLANNED", "COMPLETING", "POWERED_DOWN",
@@ -205,7 +203,7 @@ any_node = st.builds(
 
 
 @given(st.lists(any_node, max_size=12), st.one_of(st.none(), st.integers(0, 15)), st.integers(0, 3))
-@settings(max_examples=EXAMPLES)
+@examples(20)
 def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
     found: list[Node], target: int | None, warm: int
 ) -> None:
@@ -234,7 +232,7 @@ def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
 
 
 @given(st.lists(any_node, max_size=12), st.integers(0, 15))
-@settings(max_examples=500)
+@examples(5)
 def test_the_count_lets_slurm_pick_only_nodes_that_could_go_by_name(found: list[Node], target: int) -> None:
     nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
     power = power_nodes(tuple(nodes), nodes, Surroundings(takes_any=True), 20_000)
@@ -308,7 +306,6 @@ memories = st.builds(
 
 
 @given(memories)
-@settings(max_examples=100)
 def test_what_is_remembered_is_read_back(memory: PowerState) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "power/state.json"

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lua_runner import Lua, literal
+from profiles import examples
 
 from almanac.config import Tier
 from almanac.records import Request
@@ -137,7 +138,7 @@ LISTINGS = st.sampled_from(
 
 
 @given(cases=st.lists(st.tuples(OPTIONS, SIZES, GPUS, st.integers(1, 9), ASKED, LISTINGS), min_size=1, max_size=30))
-@settings(max_examples=30)
+@examples(0.3)
 def test_lua_says_the_same_of_any_request(lua: Lua, cases: list[Any]) -> None:
     """But for GPUs per node that are spelled as no number is: those are refused before."""
     code, expected = LUA, []

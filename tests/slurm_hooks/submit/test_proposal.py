@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lua_runner import Lua, literal
+from profiles import examples
 
 from almanac.config import Priority, Tier
 from almanac.records import Request
@@ -288,7 +289,7 @@ def expected_of(found: Proposal | None, choice: Choice | None, mode: str, word: 
 
 
 @given(cases=st.lists(st.tuples(CASES, st.sampled_from([None, "yes", "no", ALWAYS, NEVER])), min_size=1, max_size=25))
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
     code, expected = LUA, []
     for (tiers, waits, asking, choice, mode, text, offered), word in cases:
@@ -313,7 +314,7 @@ def test_lua_does_what_python_does(lua: Lua, cases: list[Any]) -> None:
 
 
 @given(lines=st.lists(st.text(alphabet="yaYnev \t\n\x1b%", max_size=8), min_size=1, max_size=30))
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 def test_lua_understands_the_same_answers(lua: Lua, lines: list[str]) -> None:
     code = 'local proposal = dofile(dir .. "proposal.lua")\n'
     code += "\n".join(f"all(proposal.answer({literal(line)}))" for line in lines)

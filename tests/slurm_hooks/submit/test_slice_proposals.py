@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lua_runner import Lua, literal
+from profiles import examples
 
 from almanac.config import Priority, Tier
 from almanac.records import Request
@@ -84,7 +85,7 @@ ASKED = st.tuples(
 
 
 @given(cases=st.lists(st.tuples(ASKED, st.sampled_from([tier.name for tier in TIERS])), min_size=1, max_size=30))
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 def test_lua_offers_what_python_offers(lua: Lua, cases: list[Any]) -> None:
     code = """local proposal = dofile(dir .. "proposal.lua")
     local function try(request, row, tier_list)

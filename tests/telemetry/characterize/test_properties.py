@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from scipy.stats import spearmanr
 
 from almanac.config import Config, Tier
@@ -19,7 +20,7 @@ from telemetry.characterize.relations import COUNTERS, spearman
 
 PIPES = ("fp64", "fp32", "fp16", "tensor")
 SITE = Config(tiers=(Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),))
-SLOW = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = examples(0.05)
 
 
 def some_jobs(seed: int, number: int) -> pa.Table:
@@ -121,7 +122,7 @@ def test_the_spearman_matrix_is_symmetric_with_ones_and_scipys_pair_by_pair(seed
         assert row.spearman == pytest.approx(spearmanr(both[a], both[b]).statistic, abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(seed=st.integers(0, 1000), number=st.integers(3, 40), levels=st.integers(2, 50))
 def test_a_rising_transform_changes_no_rank_correlation(seed: int, number: int, levels: int) -> None:
     rng = np.random.default_rng(seed)

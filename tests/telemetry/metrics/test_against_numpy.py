@@ -72,10 +72,8 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], where: str) -> 
             assert mine == value, (where, name)
 
 
-@pytest.mark.parametrize(
-    "stored", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["store", "two unsorted files"]
-)
-@pytest.mark.parametrize("is_aligned_to_job", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["UTC", "job"])
+@pytest.mark.parametrize("stored", [True, False], ids=["store", "two unsorted files"])
+@pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
 def test_every_metric_agrees_to_1e_12(
     run: Any, site: tuple[pd.DataFrame, list[JobRun]], stored: bool, is_aligned_to_job: bool
 ) -> None:
@@ -90,7 +88,6 @@ def test_every_metric_agrees_to_1e_12(
         assert_same(rows[job.job_id], expected, f"job {job.job_id}")
 
 
-@pytest.mark.slow
 def test_the_number_of_threads_changes_nothing_beyond_1e_12(run: Any, site: tuple[pd.DataFrame, list[JobRun]]) -> None:
     one, _ = run(*site, threads=1)
     four, _ = run(*site, threads=4)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import telemetry.metrics.chunks
 from telemetry.attribution.allocations import JobRun
@@ -312,7 +313,7 @@ FAULTS = st.lists(
 
 
 @given(faults=FAULTS, seed=st.integers(0, 10**6), phase_s=st.integers(0, 29))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(0.08)
 def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], seed: int, phase_s: int) -> None:
     """Each fault costs at most the energy of the steps beside it; how the hours are cut changes nothing."""
     rng = np.random.default_rng(seed)

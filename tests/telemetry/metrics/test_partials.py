@@ -112,7 +112,6 @@ def test_allocations_that_overlap_each_get_their_samples(store: Store, is_aligne
         assert_close(one, other)
 
 
-@pytest.mark.slow
 def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
     with store.connect() as db:
         found = prepared(db, store, job(0.2, 3.9))

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 import telemetry.metrics.chunks
 from telemetry.attribution.allocations import JobRun
 
 START_S = 1_741_046_400 - 1200
-QUICK = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = examples(0.03)
 COUNTERS = ("gpu_util_pct", "hbm_used_mib", "fp64_active_frac", "tensor_active_frac", "dram_active_frac", "energy_mj")
 IGNORED = {"idle_gpus", "hbm_peak_ms"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -19,15 +20,18 @@ from telemetry.store.retention import Expired, remove
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(built_once: Callable[[str, Callable[[Path], None]], Path]) -> Site:
+    return Site(built_once("ten days", _fill))
+
+
+def _fill(folder: Path) -> None:
     """Ten days; on each a job of one GPU of node n1, of which it has a sample every ten minutes. Summarized."""
-    site = Site(tmp_path / "store")
+    site = Site(folder)
     hours = [24 * day + 2 for day in range(10)]
     site.telemetry(*(samples("n1", 0, hour, hour + 2, hbm=1000.0 + day) for day, hour in enumerate(hours)))
     site.jobs(*(job(day, hour, hour + 2, "n1", 1) for day, hour in enumerate(hours)))
     site.bindings(*(prolog(day, "n1", 0, hour) for day, hour in enumerate(hours)))
     site.summarize()
-    return site
 
 
 def keep(site: Site, days: int = 3, at_day: int = 10, **limits: int) -> list[Expired]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy_reference import papers_spatial_imbalance
+from profiles import examples
 from small_sites import OPEN
 
 from almanac.config import Config
@@ -19,7 +20,7 @@ from telemetry.metrics.options import Options
 
 START_S = 1_741_046_400 - 1800  # half an hour before midnight UTC
 PAPER = Options(spatial_method="paper")
-QUICK = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = examples(0.12)
 SAMPLES_OF_ONE_GPU = "spatial_imbalance: too few windows with samples of most GPUs"
 
 

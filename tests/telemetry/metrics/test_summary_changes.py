@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
+from profiles import examples
 
 from telemetry.store.marks import MOST_RUNS
 
@@ -127,7 +128,7 @@ def stored(site: Site, job_id: int, record: Record, submitted_h: int) -> None:
         site.bindings(prolog(job_id, record.hosts.split("[")[0][:2].ljust(2, "1"), record.bound, record.first_h))
 
 
-@settings(max_examples=12, deadline=None, phases=QUICK)
+@examples(0.12, phases=QUICK)
 @given(st.data())
 def test_any_changes_give_what_a_summary_of_everything_gives(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +9,10 @@ from itertools import pairwise
 
 import pyarrow as pa
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
+from profiles import examples
 
 from telemetry.attribution.runs import ended_jobs, load_runs
 from telemetry.demo_site import GeneratedSource, SiteShape
@@ -33,9 +33,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Four days of a site with shared nodes, several jobs of several days, and some that still run."""
     site = Site(tmp_path_factory.mktemp("splits") / "store")
     end_s = T0_S + DAYS * DAY_S
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        ingest(GeneratedSource(SHAPE), site.store.of("c"), T0_S, end_s, IngestResult("g", T0_S, end_s), lambda *_: None)
+    ingest(GeneratedSource(SHAPE), site.store.of("c"), T0_S, end_s, IngestResult("g", T0_S, end_s), lambda *_: None)
     site.summarize()
     return site
 
@@ -57,7 +55,7 @@ def test_the_site_has_what_the_splits_are_about(generated: Site) -> None:
     assert origins.count("whole node") >= 30
 
 
-@settings(max_examples=3, deadline=None, phases=QUICK)
+@examples(0.03, phases=QUICK)
 @given(st.permutations(range(DAYS)), st.sets(st.integers(1, DAYS * 24 - 1), max_size=3))
 def test_days_and_parts_of_days_one_after_another_give_the_rows_of_all_at_once(
     generated: Site, order: list[int], cuts: set[int]
@@ -85,7 +83,7 @@ def assert_alone(site: Site, expected: tuple[pa.Table, ...], span: tuple[int, in
         assert is_same((some,), (whole.filter(pa.array(chosen, pa.bool_())),))
 
 
-@settings(max_examples=6, deadline=None, phases=QUICK)
+@examples(0.06, phases=QUICK)
 @given(st.integers(0, DAYS * 24 - 1), st.integers(1, 24))
 def test_a_span_alone_gives_the_rows_of_its_jobs_and_no_others(generated: Site, first_h: int, hours: int) -> None:
     generated.summarize(T0_S, T0_S + DAYS * DAY_S)
@@ -145,7 +143,7 @@ def fill(site: Site, made: list[Made]) -> None:
     site.telemetry(list(rows.values()))
 
 
-@settings(max_examples=12, deadline=None, phases=QUICK)
+@examples(0.12, phases=QUICK)
 @given(st.lists(MADE, min_size=3, max_size=6))
 def test_it_holds_on_shared_nodes_however_jobs_are_bound(
     tmp_path_factory: pytest.TempPathFactory, made: list[Made]
@@ -159,7 +157,7 @@ def test_it_holds_on_shared_nodes_however_jobs_are_bound(
         assert_alone(site, expected, ((DAY + day) * DAY_S, (DAY + day + 1) * DAY_S))
 
 
-@settings(max_examples=12, deadline=None, phases=QUICK)
+@examples(0.12, phases=QUICK)
 @given(st.data())
 def test_summaries_of_what_is_new_give_what_one_of_everything_gives(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

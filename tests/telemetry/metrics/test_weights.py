@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from small_sites import OPEN
 
 from almanac.config import Config
@@ -17,7 +18,7 @@ from telemetry.metrics.runs import RowRuns
 from telemetry.metrics.weights import Weights
 
 START_S = 1_741_046_400  # midnight UTC
-QUICK = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = examples(0.06)
 
 
 def metrics(run: Any, times_s: Any, values: Any, config: Config = OPEN, **columns: Any) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.errors import DamageWarning
 from almanac.power_config import NodeSet
@@ -133,7 +134,7 @@ def test_names_with_odd_characters_are_values_and_no_sql(store: Store) -> None:
         assert len(read_counts(store.of("lab"), name, T0, T0 + 60)) == 1
 
 
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
 def test_runs_give_the_series_that_their_counts_give_as_a_file(
     tmp_path_factory: pytest.TempPathFactory, active: list[int]

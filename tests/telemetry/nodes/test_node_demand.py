@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.power_config import NodeSet
 from telemetry.nodes.demand import NO_NODES, REVERSED, RUNAWAY, UNREADABLE, Accounted, accounted_demand
@@ -273,8 +274,7 @@ _RECORDS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 @given(records=_RECORDS, mark=st.integers(60, 900))
 def test_any_record_against_a_count_by_second(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]], mark: int

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.power_config import NodeSet
 from telemetry.demo_site import SiteShape, jobs_table, plan_site
@@ -75,8 +76,7 @@ _RECORDS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(0.4)
 @given(records=_RECORDS, cut=st.integers(1, MINUTES - 1))
 def test_what_happens_later_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[Any, ...]], cut: int

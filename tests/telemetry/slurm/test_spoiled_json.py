@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.names import name_key
 from almanac.records import Counts
@@ -75,7 +76,7 @@ def test_a_state_that_cannot_be_read_is_counted(state: Any) -> None:
     )
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.data(), st.sampled_from(RELEASES))
 def test_running_jobs(data: st.DataObject, release: str) -> None:
     jobs = json.loads(recorded(release, "squeue.json", "jobs"))
@@ -88,7 +89,7 @@ def test_running_jobs(data: st.DataObject, release: str) -> None:
     assert batch.counts.seen == batch.counts.kept + batch.counts.dropped.total()
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.data())
 def test_nodes(data: st.DataObject) -> None:
     node = {"name": "n1", "state": ["IDLE"], "state_flags": ["DRAIN"], "features": ["a"], "gres": "gpu:1",
@@ -105,7 +106,7 @@ def test_a_node_whose_state_cannot_be_read_is_unknown() -> None:
     assert [(each.name, set(each.states)) for each in found] == [("n1", {"UNKNOWN"}), ("n2", {"IDLE"})]
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.data())
 def test_names_of_accounting(data: st.DataObject) -> None:
     job = {"job_id": 7, "cluster": "lab", "name": "x", "time": {"submission": NOW_S}, "comment": {"administrator": ""}}

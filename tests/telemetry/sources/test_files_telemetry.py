@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.errors import FileFormatError
 from almanac.records import Counts
@@ -293,7 +294,7 @@ ROWS = st.lists(
 
 
 @mock.patch("telemetry.sources.blocks.require_readable", new=lambda path: None)  # a process for each example
-@settings(max_examples=40)
+@examples(0.4)
 @given(ROWS)
 def test_wide_long_csv_and_parquet_give_the_same_rows(tmp_path_factory: Any, rows: list[dict[str, Any]]) -> None:
     folder = tmp_path_factory.mktemp("files")
@@ -335,7 +336,7 @@ LINE = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@examples(1.5)
 @given(st.lists(LINE, max_size=6))
 def test_rows_taken_as_they_are_equal_those_joined_from_samples(
     tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str | None, ...]]

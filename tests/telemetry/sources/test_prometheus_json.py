@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.records import Counts
 from telemetry.sources.exporters import presets
@@ -82,7 +83,7 @@ def spoiled(draw: st.DrawFn) -> Any:
     return content
 
 
-@settings(max_examples=400)
+@examples(4)
 @given(spoiled(), st.booleans())
 def test_a_spoiled_answer_is_a_value_error_or_can_be_used(content: Any, is_tight: bool) -> None:
     """Whatever is taken goes through the pivot into rows."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.errors import DamageWarning
 from telemetry.store.cluster_store import ClusterStore
@@ -57,7 +58,7 @@ def test_only_files_that_can_hold_an_id_are_read(
     assert found.sort_by("job_id").to_pylist() == expected
 
 
-@settings(max_examples=20, deadline=None)
+@examples(0.2)
 @given(st.lists(st.lists(st.none() | st.integers(-5, 5), max_size=5), max_size=4), st.lists(st.integers(-6, 6)))
 def test_no_row_is_lost(
     tmp_path_factory: pytest.TempPathFactory, held: list[list[int | None]], wanted: list[int]

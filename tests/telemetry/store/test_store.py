@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from almanac.errors import DamageWarning, StoreError
 from almanac.records import Counts
@@ -161,7 +162,7 @@ def test_somebody_elses_store_is_refused_in_words(tmp_path: Path) -> None:
 SAMPLE = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(3590, 3610), st.floats(0, 9, width=32))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(0.15)
 @given(st.lists(st.lists(SAMPLE, max_size=8), max_size=4))
 def test_any_writes_leave_the_greatest_value_of_the_last_write(
     tmp_path_factory: pytest.TempPathFactory, writes: list
