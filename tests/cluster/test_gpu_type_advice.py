@@ -139,6 +139,7 @@ TYPED = [
 ]
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize(("typed", "expected"), TYPED)
 def test_a_gres_type_is_rewritten_and_the_job_runs_there(
     typed_site: MigSite, site: Site, way: tuple[FrontEnd, str], typed: str, expected: str
@@ -156,10 +157,10 @@ def test_a_gres_type_is_rewritten_and_the_job_runs_there(
     assert "gres/gpu:a100=2" in tres
 
 
-NUMBER_OF_JOBS = 200
+NUMBER_OF_JOBS = 100
 
 
-def test_waits_of_200_jobs_against_what_then_happened(site: Site) -> None:
+def test_waits_of_jobs_against_what_then_happened(site: Site) -> None:
     """The wait that is estimated just before each submission, and the job's own. Run times are known within a third."""
     rng = random.Random(7)
     # What a test before this one left pending would wait here too.
