@@ -16,7 +16,7 @@ help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
 	@echo "make test              lint and every test; as root it installs and starts real servers"
 	@echo "                       (ALMANAC_REQUIRE_CLUSTER=1: in docker too, and nothing may be left out)"
-	@echo "make test-all          every test on every release of Slurm, nothing may be left out; takes hours, so weekly"
+	@echo "make test-all          every test on every release of Slurm, nothing may be left out; takes long, so weekly"
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make lint              ruff, mypy, import-linter"

@@ -159,7 +159,7 @@ class ProcessPerCluster(LoadScopeScheduling):
         module = nodeid.partition("::")[0]
         if not module.startswith("tests/cluster/"):
             return module
-        release = re.search(r"[[-](\d\d\.\d\d)[]-]", nodeid)
+        release = re.search(r"[-\[](\d\d\.\d\d)[-\]]", nodeid)
         return f"{module}@{release[1] if release else 'native'}"
 
     def _assign_work_unit(self, node: WorkerController) -> None:

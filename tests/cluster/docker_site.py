@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ SUITES = {"22.05": "bookworm", "24.11": "trixie", "26.05": "forky"}
 """Debian's suite of a Slurm release."""
 
 PREFIX = "almanac-test-"
+COMPOSE_FILE = REPOSITORY / "docker/docker-compose.yml"
 _HOST_OF = {"slurmctld": "ctl", "slurmdbd": "dbd"}
 SPACES = ("-m", "-u", "-i", "-n", "-p", "-C")
 """nsenter's options for all namespaces of a container."""
@@ -76,18 +78,20 @@ class DockerSite(Site):
     def _remove_abandoned(self) -> None:
         """Removes this release's clusters of test runs that were killed outright."""
         shown = '{{.Label "com.docker.compose.project"}}'
-        own = f"{PREFIX}{self._suite}-"  # another process of this run removes those of the other releases
-        for project in {line for line in self._docker("ps", "-a", "--format", shown).split() if line.startswith(own)}:
-            if not Path(f"/proc/{project.rpartition('-')[2]}").exists():
-                self.compose("-p", project, "down", "-v", "--timeout", "2")
+        own = f"{PREFIX}{self._suite}-"  # a process with another release removes its own
+        with COMPOSE_FILE.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = {line for line in self._docker("ps", "-a", "--format", shown).split() if line.startswith(own)}
+            for project in found:
+                if not Path(f"/proc/{project.rpartition('-')[2]}").exists():
+                    self.compose("-p", project, "down", "-v", "--timeout", "2")
 
     def compose(self, *argv: str) -> str:
         """Runs docker compose (v2 where it is there) on this project. Raises LabError where it fails."""
         has_v2 = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
         program = ["docker", "compose"] if has_v2 else ["docker-compose"]
-        file = REPOSITORY / "docker/docker-compose.yml"
         done = subprocess.run(
-            [*program, "-f", str(file), *argv],
+            [*program, "-f", str(COMPOSE_FILE), *argv],
             env={**os.environ, "SUITE": self._suite, "COMPOSE_PROJECT_NAME": self.project, "BMC_BOOT_S": "2"},
             capture_output=True,
             text=True,
