@@ -10,12 +10,13 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
 	@echo "make test              lint and every test; as root it installs and starts real servers"
 	@echo "                       (ALMANAC_REQUIRE_CLUSTER=1: in docker too, and nothing may be left out)"
+	@echo "make test-all          every test on every release of Slurm, nothing may be left out; takes long, so weekly"
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make durations         measures which tests are slow (tests/slow.txt)"
@@ -51,9 +52,15 @@ lint: $(STAMP)
 	$(PYTEST) -q --collect-only --check-durations >/dev/null
 
 # Lint first: the last line of the output is pytest's summary.
-# Four processes: one for each of three clusters, whose tests mostly wait, and one for the rest (tests/conftest.py).
+# Four processes for clusters, whose tests mostly wait (tests/conftest.py), and one for the rest on each of two cores.
 test: lint servers
-	scripts/with-docker.sh $(PYTEST) -n 4 $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 $(PYTEST_ARGS)
+
+# Takes longer than a submission may: weekly, and before a release.
+test-all: export ALMANAC_REQUIRE_CLUSTER = 1
+test-all: export ALMANAC_EVERY_RELEASE = 1
+test-all: lint servers
+	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile almanac $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
 	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile few $(PYTEST_ARGS)

@@ -11,8 +11,16 @@ if [ $# = 0 ]; then
 fi
 rm -f docker/ca.d/*.crt
 find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t docker/ca.d {} + 2>/dev/null || true
+
+build() {
+    local base=debian:$1-slim
+    docker image inspect "$base" >/dev/null 2>&1 || docker pull -q "$base" 2>/dev/null || docker/base-image.sh "$1"
+    docker build -q --build-arg "SUITE=$1" -f docker/Dockerfile -t "almanac-cluster:$1" .
+}
+
+builds=()
 for suite in "$@"; do
-    base=debian:$suite-slim
-    docker image inspect "$base" >/dev/null 2>&1 || docker pull -q "$base" 2>/dev/null || docker/base-image.sh "$suite"
-    docker build -q --build-arg "SUITE=$suite" -f docker/Dockerfile -t "almanac-cluster:$suite" .
+    build "$suite" & # at once: much of each is one process
+    builds+=($!)
 done
+for each in "${builds[@]}"; do wait "$each"; done

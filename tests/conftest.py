@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -39,17 +40,14 @@ def _no_wait_for_the_disk() -> Iterator[None]:
         yield
 
 
-NOT_OURS = "the real traces are not part of the project"
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under ALMANAC_REQUIRE_CLUSTER=1 whoever skips fails, but for want of a trace: nobody else has those."""
+    """Under ALMANAC_REQUIRE_CLUSTER=1 whoever skips fails."""
     report = yield
     skipped = report.skipped and not hasattr(report, "wasxfail")
-    if skipped and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1" and NOT_OURS not in str(report.longrepr):
+    if skipped and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
         report.outcome = "failed"
         report.longrepr = f"{report.longrepr}: ALMANAC_REQUIRE_CLUSTER=1 forbids to skip"
     return report
@@ -65,7 +63,7 @@ def trace() -> Callable[[str], Path]:
     def find(name: str) -> Path:
         path = Path(os.environ.get("ALMANAC_SHARED_DATA") or TRACES) / name
         if not path.exists():
-            pytest.skip(f"{name} is not there: {NOT_OURS}")
+            pytest.skip(f"{name} is not there: the real traces are not part of the project")
         return path
 
     return find
@@ -120,22 +118,59 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     durations.mark_slow(items)
     if config.getoption("--check-durations") and (wrong := durations.faults(items)):
         raise pytest.UsageError(*wrong, "try: make durations")
+    # Long modules come first, so that none is left to one process at the end; clusters have their own processes.
+    first = {item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("cluster")}
+    items.sort(key=lambda item: item.path not in first)
+
+
+MOST_CLUSTERS = {"24.11": 2}
+"""How many processes may each run a cluster of a site; one where nothing is said. Native ones would share users."""
 
 
 class ProcessPerCluster(LoadScopeScheduling):
-    """Send the tests of one cluster to one process, and the tests of one module to one process.
+    """Send each module to one process, and those of one site to few: a process starts its own cluster of a site.
 
-    Two processes would build the fixtures of a module twice.
+    The rest goes to whoever has no site, and at the end to all.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
         if not module.startswith("tests/cluster/"):
             return module
-        release = re.search(r"\[(\d\d\.\d\d)\b", nodeid)
-        return release[1] if release else "native"
+        release = re.search(r"[-\[](\d\d\.\d\d)[-\]]", nodeid)
+        return f"{module}@{release[1] if release else 'native'}"
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        scope = self._next_scope(node)
+        if scope is None:
+            node.shutdown()  # once it has done what it has: it holds its last test back until then
+            return
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+    def _next_scope(self, node: WorkerController) -> str | None:
+        """Of the node's site, of a site that has too few nodes, or of no site."""
+        held = {other: self._site_of(other) for other in self.nodes}
+        sites = [site for site in dict.fromkeys(map(_site, self.workqueue)) if site]
+        free = sorted(
+            (site for site in sites if list(held.values()).count(site) < MOST_CLUSTERS.get(site, 1)),
+            key=list(held.values()).count,
+        )
+        wanted = held[node] if held[node] in sites else next(iter(free), "")
+        return next((scope for scope in self.workqueue if _site(scope) == wanted), None) or next(
+            (scope for scope in self.workqueue if not _site(scope)), None
+        )
+
+    def _site_of(self, node: WorkerController) -> str:
+        """The site of the last tests that a node was given; "" after any others."""
+        return _site(next(reversed(self.assigned_work[node]), ""))
+
+
+def _site(scope: str) -> str:
+    return scope.partition("@")[2]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ProcessPerCluster:
+    config.option.loadscopereorder = False
     return ProcessPerCluster(config, log)

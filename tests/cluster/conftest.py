@@ -22,7 +22,8 @@ from sites import Site
 from testbed import Cluster, running_cluster
 
 SITES = ("native", *SUITES)
-"""What ALMANAC_SITES may name, comma-separated; the fixture `site` runs each test on all that it names."""
+"""What ALMANAC_SITES may name, comma-separated."""
+MAIN_SITE = "24.11"
 ALL_SITES = "native,24.11,26.05"
 """Under ALMANAC_REQUIRE_CLUSTER=1; the native one is Debian 12's, 22.05."""
 LABS = Path("/var/tmp")
@@ -99,7 +100,21 @@ def _wanted_sites() -> list[str]:
     return wanted.split(",")
 
 
-@pytest.fixture(scope="session", params=_wanted_sites())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test runs on one site, 24.11 where that is there, and where the marker every_release says so on all.
+
+    The marker sites(...) names those that it can run on. ALMANAC_EVERY_RELEASE=1 marks every test.
+    """
+    if "_running_site" not in metafunc.fixturenames:
+        return
+    marks = {mark.name: mark for mark in metafunc.definition.iter_markers()}
+    sites = [name for name in _wanted_sites() if "sites" not in marks or name in marks["sites"].args]
+    if "every_release" not in marks and os.environ.get("ALMANAC_EVERY_RELEASE") != "1":
+        sites = [MAIN_SITE] if MAIN_SITE in sites else sites[:1]
+    metafunc.parametrize("_running_site", sites, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def _running_site(request: pytest.FixtureRequest) -> Iterator[Site]:
     if request.param == "native":
         yield NativeSite(request.getfixturevalue("cluster").lab)

@@ -128,7 +128,6 @@ class MigApply:
 
     def on_node(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
         """What [mig]'s commands do here."""
-        self.point(f"before {argv[:2]}")
         if argv[0] == "restart":
             (self.restart or self._restart)()
         elif argv[0] == "distribute":
@@ -154,7 +153,7 @@ class MigApply:
         self.mig.site.start_server("slurmctld")
 
     def point(self, what: str) -> None:
-        """A place to be killed at, in a process of its own."""
+        """A place to be killed at, in a process of its own: after each effect, which is before the next one."""
         self.points.append(what)
         if self.kill_at and len(self.points) >= self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -197,13 +196,11 @@ def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str
             return site.read("ctl", str(self.path)).decode()
 
         def write(self, text: str) -> None:
-            made.point("before write")
             site.write("ctl", str(self.path), text.encode())
             made.point("after write")
 
     def pointed(name: str, function: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:
-            made.point(f"before {name}")
             result = function(*args, **more)
             made.point(f"after {name}")
             return result

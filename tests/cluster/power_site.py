@@ -27,7 +27,7 @@ from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.node_sets import LiveDemand
 from telemetry.store.store import Store
 
-QUICK = {"ResumeTimeout": "12", "SuspendTimeout": "3", "SlurmdTimeout": "45", "SuspendRate": "0", "ResumeRate": "0"}
+QUICK = {"ResumeTimeout": "10", "SuspendTimeout": "3", "SlurmdTimeout": "45", "SuspendRate": "0", "ResumeRate": "0"}
 CONFIG = """
 [power]
 mode = "apply"

@@ -27,12 +27,13 @@ def tail(path: Path, lines: int = LOG_LINES) -> str:
 
 
 def wait_until(what: str, check: Callable[[], bool], timeout_s: float, logs: Iterable[Path] = ()) -> None:
-    """Polls until `check` holds. Raises LabError, with the ends of `logs`, after timeout_s."""
-    deadline = time.monotonic() + timeout_s
+    """Polls until `check` holds, ever more slowly. Raises LabError, with the ends of `logs`, after timeout_s."""
+    began = time.monotonic()
     while not check():
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             raise LabError(f"waited {timeout_s:g} s for {what}" + "".join(tail(log) for log in logs))
-        time.sleep(0.05)
+        time.sleep(min(0.05 + waited_s / 20, 0.4))  # a question takes 20 to 100 ms of CPU time
 
 
 class Daemon:

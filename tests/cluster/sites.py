@@ -1,7 +1,7 @@
 """One view of a running Slurm for the scenario tests: native processes or docker containers, of any release.
 
-A test takes the fixture `site` and so runs on every site that ALMANAC_SITES names. Hosts are "ctl" (slurmctld),
-"login" (where users submit) and "n1" to "n4"; users are "root", "slurm", "alice" and "bob".
+A test takes the fixture `site`; conftest.py says on which of the sites that ALMANAC_SITES names it runs. Hosts are
+"ctl" (slurmctld), "login" (where users submit) and "n1" to "n4"; users are "root", "slurm", "alice" and "bob".
 """
 
 from __future__ import annotations

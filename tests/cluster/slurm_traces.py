@@ -46,11 +46,11 @@ class SleepJob:
 
 
 TWO_WAIT = [
-    SleepJob("whole", 0, 12, 1, GPUS, 5 * 60),
-    SleepJob("whole", 0, 36, 1, GPUS, 120 * 60),
-    SleepJob("whole", 0, 5, 3, GPUS, 60 * 60),
-    SleepJob("whole", 0, 5, 2, GPUS, 30 * 60),
-    SleepJob("whole", 0, 24, 1, GPUS, 30 * 60),
+    SleepJob("whole", 0, 8, 1, GPUS, 5 * 60),
+    SleepJob("whole", 0, 24, 1, GPUS, 120 * 60),
+    SleepJob("whole", 0, 4, 3, GPUS, 60 * 60),
+    SleepJob("whole", 0, 4, 2, GPUS, 30 * 60),
+    SleepJob("whole", 0, 16, 1, GPUS, 30 * 60),
 ]
 """The last job would delay the second that waits, but not the first: EASY starts it at once, conservative does not."""
 ON_SPARE = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sites import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = (ROOT / "slurm_hooks/nodes/almanac-cli-filter.sh").read_text()

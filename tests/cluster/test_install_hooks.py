@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sites import Result, Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_SUBMIT = """\

@@ -15,7 +15,7 @@ from sites import Site
 
 from slurm_hooks.advice.file import MAX_BYTES, Row
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = "n[1-4]"

@@ -32,6 +32,7 @@ def test_the_queue_is_really_started_in_the_order_of_the_site_factor(busy: Site)
     assert sorted(started, key=started.__getitem__) == ["shortest", "short", "long", "longest"]
 
 
+@pytest.mark.every_release
 def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT))
     hook_on(busy)
@@ -45,6 +46,7 @@ def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
         assert 6397 <= int(busy.job(f"{job}_{task}")["Priority"]) <= 6400
 
 
+@pytest.mark.every_release
 def test_each_component_of_a_het_job_has_its_own_site_factor(busy: Site) -> None:
     publish(busy, uid_of(busy, "alice"), advice(BERT, Row("G", 1800, 8476, gpus=1)))
     hook_on(busy)
@@ -55,6 +57,7 @@ def test_each_component_of_a_het_job_has_its_own_site_factor(busy: Site) -> None
     assert busy.job(job + 1)["JobName"] == "small"
 
 
+@pytest.mark.every_release
 def test_what_the_owner_may_and_may_not_change_afterwards(busy: Site) -> None:
     """job_submit sees no update, so that a renamed job keeps its site factor until `almanac reprioritize` runs: see
     test_reprioritize.py.
@@ -111,6 +114,7 @@ REQUESTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.every_release
 def test_gpus_are_counted_as_slurm_gives_them(site: Site) -> None:
     publish(site, "_site", advice(Row("U", 3000, 0), mode="observe"))
     hook_on(site)
@@ -171,6 +175,7 @@ def attempt(site: Site, text: str) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.every_release
 def test_hostile_names_are_printed_inert_and_executed_nowhere(busy: Site) -> None:
     """A submission is accepted or refused exactly as without the hook, and said to the user the same way."""
     without = [attempt(busy, text) for text in HOSTILE]
@@ -227,6 +232,7 @@ NO_UTF_8 = ("caf\udce9-run", "\udce9", "a\udce9\udce8b", "\udcc3\udca9ok", "x\ud
             "\udced\udca0\udc80sur", "\udcc0\udcafover", "na\udcefve\udce9\udce9tail", "what?")  # fmt: skip
 
 
+@pytest.mark.every_release
 def test_the_hook_and_accounting_give_a_name_one_key(site: Site) -> None:
     publish(site, "_site", advice(*SITE_ROWS, mode="observe"))
     hook_on(site)

@@ -51,7 +51,7 @@ from telemetry.sources.sacct import SacctSource, probe_accounting
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 JOB_SUBMIT = """
 function slurm_job_submit(job_desc, part_list, submit_uid)

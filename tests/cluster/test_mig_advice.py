@@ -73,6 +73,7 @@ def asked(site: Site, said: str) -> str:
     return " ".join(f"{name}={shown[name]}" for name in ("TresPerJob", "TresPerNode", "TresPerTask") if name in shown)
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize(("typed", "option"), REWRITTEN)
 def test_every_option_that_names_one_gpu_is_rewritten_and_the_job_runs_on_the_slice(
     mig: MigSite, way: tuple[FrontEnd, str], typed: str, option: str
@@ -119,6 +120,7 @@ def test_what_is_shown_at_a_terminal(mig: MigSite, way: tuple[FrontEnd, str]) ->
     assert "1g.5gb" in asked(mig.site, ended(shell))
 
 
+@pytest.mark.every_release
 def test_job_submit_tells_only_jobs_of_one_gpu_of_a_slice(mig: MigSite) -> None:
     site = mig.site
     publish(site, site.run("ctl", "root", "id", "-u", "alice").stdout.strip(), advice(*ROWS, tell=True, tiers=TIERS))

@@ -22,7 +22,7 @@ ONES: Layout = (("1g",) * 7, *WHOLE[1:])
 HALVES: Layout = (("3g", "4g"), *WHOLE[1:])
 GRES = {WHOLE: "gpu:a100:4", ONES: "gpu:1g.5gb:7,gpu:a100:3", HALVES: "gpu:3g.20gb:1,gpu:4g.20gb:1,gpu:a100:3"}
 SLEEP = "#!/bin/sh\nsleep {}\n"
-KILLS = 15
+KILLS = 8
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,7 @@ def assert_consistent(mig: MigApply) -> None:
         assert gpu_types(node["Gres"]) == gpu_types(mig.mig.fake("n1", "gres")), node
 
 
+@pytest.mark.every_release
 def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs of the new type start, and a job elsewhere lives on."""
     site = mig.mig.site
@@ -80,6 +81,7 @@ def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: 
         print(f"\n--- Slurm {site.release}, a dynamic node\n$ almanac mig apply\n{done}{steps}")
 
 
+@pytest.mark.every_release
 def test_slurm_deletes_no_busy_node_and_almanac_no_reserved_one(mig: MigApply) -> None:
     site = mig.mig.site
     job = site.sbatch("alice", "-w", "n1", "--gres=gpu:a100:1", script=SLEEP.format(300))
@@ -128,7 +130,7 @@ def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
         mig.wanted = {"n1": layouts[0]}
         layouts.reverse()
         for _ in range(20):
-            at = at % 15 + 1
+            at = at % 8 + 1
             if not mig.killed_apply(at):
                 break
             kills += 1
@@ -143,6 +145,7 @@ def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
     assert (site.job(running)["JobState"], site.job(running)["Restarts"]) == ("RUNNING", "0")
 
 
+@pytest.mark.every_release
 def test_jobs_that_wait_for_a_node_by_name_outlive_its_deletion(mig: MigApply) -> None:
     """Slurm considers them while the node is gone, too."""
     site = mig.mig.site

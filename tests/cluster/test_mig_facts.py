@@ -15,7 +15,7 @@ from native_site import NativeSite
 from processes import LabError, wait_until
 from sites import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 ONES: Slices = {"1g.5gb": 7}
 TWOS: Slices = {"2g.10gb": 3}

@@ -24,7 +24,7 @@ from telemetry.slurm.command_backend import CommandBackend
 from telemetry.slurm.commands import Done
 from telemetry.store.store import Store
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 SMALL, LARGE = "1g.5gb", "3g.20gb"
 ASK = "--comment=nightly almanac:larger"

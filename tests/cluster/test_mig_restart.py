@@ -13,7 +13,7 @@ import pytest
 from processes import LabError, wait_until
 from sites import HOSTS, REPOSITORY, Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 TYPES = {"1g.10gb": "[0-1]", "2g.20gb": "2", "3g.40gb": "3"}
 """On n1, by the number of their devices."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sites import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 
 def test_only_an_administrator_may_change_nodes(site: Site) -> None:

@@ -7,7 +7,7 @@ from sites import Site
 
 from telemetry.slurm.options import ALL, FLAGS, OPTIONAL_VALUE, WITH_VALUE
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 # Nothing is submitted: either --help counts, or it is an option's value and there is no script.
 PROBE = """for name in "$@"; do

@@ -234,6 +234,7 @@ def test_jobs_end_in_every_way_and_leave_nothing(site: Site, alice: Home) -> Non
     assert [limited.output(item).splitlines()[-1] for item in (0, 1)] == ["ended"] * 2
 
 
+@pytest.mark.every_release
 def test_arrays_lists_and_steps(site: Site, alice: Home) -> None:
     """sbatch finds almanac-pack in PATH and runs a copy of it."""
     site.run("login", "alice", "mkdir", f"{alice.path}/array")
@@ -257,6 +258,7 @@ def test_arrays_lists_and_steps(site: Site, alice: Home) -> None:
     assert not array.output(5)
 
 
+@pytest.mark.every_release
 def test_a_packed_job_says_so_in_its_comment(site: Site, alice: Home) -> None:
     """Of an array, each task alone. The last of them has the array's id for a job id. slurmdbd keeps the comment."""
     comment = "almanac:nomail \"seed\" '3' = \\ %s\n  née; $(touch hacked)"

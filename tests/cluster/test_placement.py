@@ -109,6 +109,7 @@ def _features(site: Site, job: int) -> str:
     return site.job(job)["Features"]
 
 
+@pytest.mark.every_release
 def test_jobs_are_placed_by_features(site: Site, tmp_path: Path) -> None:
     almanac = Almanac(site, tmp_path, BY_FEATURE, {"hbm40g": 600, "hbm80g": 500})
     _fill(site, "4", "-C", "hbm80g")
@@ -145,6 +146,7 @@ def test_jobs_are_placed_by_features(site: Site, tmp_path: Path) -> None:
     assert lines == ["place", "placed", "undo", "undone", "place", "placed", "owner"]
 
 
+@pytest.mark.every_release
 def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> None:
     settings = replace(BY_FEATURE, requeue=True)
     almanac = Almanac(site, tmp_path, settings, {"hbm40g": 60_000, "hbm80g": 20_000})
@@ -269,6 +271,7 @@ def _configure(site: Site, conf: Mapping[str, bytes], gres: Mapping[str, bytes])
     site.wait_for_nodes()
 
 
+@pytest.mark.every_release
 def test_jobs_are_placed_by_gres_types(site: Site, tmp_path: Path) -> None:
     """22.05 would give a changed job both types: almanac refuses."""
     if site.release == "22.05":

@@ -35,6 +35,7 @@ def assert_unhurt(power: PowerSite, job_id: int) -> None:
     assert (job["JobState"], job["Restarts"]) == ("RUNNING", "0")
 
 
+@pytest.mark.every_release
 def test_nodes_sleep_by_the_plan_and_are_back_for_a_job_and_before_the_forecast_needs_them(power: PowerSite) -> None:
     site = power.site
     long = site.sbatch("alice", "-w", FIRST, "-t", "30", script="#!/bin/sh\nsleep 600\n")
@@ -81,6 +82,7 @@ def test_a_busy_node_is_never_chosen_and_one_that_gets_a_job_meanwhile_finishes_
         assert site.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.every_release
 def test_a_run_that_is_killed_and_a_slurmctld_that_restarts_or_is_away_are_healed(power: PowerSite) -> None:
     site = power.site
     power.killed_apply(3)
@@ -115,6 +117,7 @@ def test_a_run_that_is_killed_and_a_slurmctld_that_restarts_or_is_away_are_heale
     assert not power.apply(4)["wake"]
 
 
+@pytest.mark.every_release
 def test_a_node_that_never_boots_is_quarantined_and_the_rest_goes_on(power: PowerSite) -> None:
     site = power.site
     dead, alive = power.apply(2)["power_down"]
@@ -161,6 +164,7 @@ def test_what_an_operator_did_is_left_alone_and_wake_all_undoes_what_almanac_did
     assert power.apply(1)["power_down"] == [], "ALL holds"
 
 
+@pytest.mark.every_release
 def test_slurm_refuses_users_and_takes_orders_of_an_administrator(power: PowerSite) -> None:
     site = power.site
     done = power.apply(3, user="bob", code=5)
@@ -175,6 +179,7 @@ def test_slurm_refuses_users_and_takes_orders_of_an_administrator(power: PowerSi
         site.run("ctl", "root", *change, "adminlevel=None")
 
 
+@pytest.mark.every_release
 def test_a_node_of_a_coming_reservation_stays_on(power: PowerSite) -> None:
     site, names = power.site, ["n1", "n2", "n3"]
     site.run(

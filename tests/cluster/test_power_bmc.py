@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
 import pytest
 from docker_site import SUITES
+from power_site import quick_slurm
 from power_walk import log_of_power, states, wait_for_states
 from processes import wait_until
 from sites import Site
 
-pytestmark = pytest.mark.cluster
-DOCKER_SITES = [name for name in os.environ.get("ALMANAC_SITES", "").split(",") if name in SUITES]
-docker_only = pytest.mark.parametrize("_running_site", DOCKER_SITES, indirect=True)
+pytestmark = [pytest.mark.cluster, pytest.mark.sites(*SUITES)]
 
 
-@docker_only
+@pytest.fixture
+def quick(_running_site: Site) -> Iterator[None]:
+    """With short timeouts in slurm.conf."""
+    with quick_slurm(_running_site):
+        yield
+
+
 def test_nobody_cuts_a_node_by_calling_the_program(site: Site) -> None:
     job = site.sbatch("alice", "-w", "n3", script="#!/bin/sh\nsleep 5\n")
     site.wait_for(job, "RUNNING")
@@ -27,8 +32,7 @@ def test_nobody_cuts_a_node_by_calling_the_program(site: Site) -> None:
     assert site.run("ctl", "alice", "almanac-power-off", "n3", check=False).rc == 3
 
 
-@docker_only
-def test_a_node_that_hangs_at_boot_is_cut_and_boots_the_next_time(site: Site) -> None:
+def test_a_node_that_hangs_at_boot_is_cut_and_boots_the_next_time(quick: None, site: Site) -> None:
     """Slurm gives it up after ResumeTimeout and calls ResumeFailProgram."""
     site.run("ctl", "root", "bmc", "broken", "n2")
     site.run("ctl", "root", "scontrol", "update", "nodename=n2", "state=power_down_asap")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from docker_site import SUITES
 from power_site import PowerSite, is_up, power_site, quick_slurm
 from sites import Site
 
-COUNTING = [name for name in os.environ.get("ALMANAC_SITES", "").split(",") if name in SUITES and name >= "24"]
+COUNTING = [name for name in SUITES if name >= "24"]
 """SuspendExcNodes counts powered nodes from Slurm 24.05 on."""
-pytestmark = [pytest.mark.cluster, pytest.mark.parametrize("_running_site", COUNTING, indirect=True)]
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release, pytest.mark.sites(*COUNTING)]
 
 
 @pytest.fixture(scope="module")

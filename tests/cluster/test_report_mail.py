@@ -253,6 +253,7 @@ def test_the_hook_left_nothing_undone(told: Told) -> None:
     assert not re.search(FAILED_HOOK, told.almanac.site.controller_log())
 
 
+@pytest.mark.every_release
 def test_with_the_package_purged_slurmctld_starts_and_jobs_end(almanac: Almanac) -> None:
     """The copy that slurm.conf names stays: where it is missing, 24.11 and 26.05 do not start."""
     site = almanac.site

@@ -33,7 +33,7 @@ from telemetry.slurm.command_backend import CommandBackend
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 QUICK_S, LONG_S = 60.0, 20_000.0
 QUICK, LONG = 11_878, 7_783

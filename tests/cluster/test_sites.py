@@ -6,7 +6,7 @@ import pexpect
 import pytest
 from sites import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 SAYS = """
 function slurm_job_submit(job_desc, part_list, submit_uid)

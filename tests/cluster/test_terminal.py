@@ -37,6 +37,7 @@ def way(request: pytest.FixtureRequest, front: FrontEnd) -> str:
     return "sbatch" if request.param == "filter" else front.wrapper
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize(
     ("line", "features", "kept"),
     [
@@ -221,6 +222,7 @@ def test_a_script_on_the_terminals_input(front: FrontEnd, way: str) -> None:
     assert front.site.job(shown.strip())["JobName"] == "from-here"
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize("hook", ["filter", "wrapper", "both"])
 def test_the_jobs_environment_is_as_without_us(front: FrontEnd, hook: str) -> None:
     """Of a job whose question was answered yes, compared with the same job submitted with -C by hand."""
@@ -258,6 +260,7 @@ def environment(front: FrontEnd, path: str) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs if not own.fullmatch(name)}
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize("command", ["srun", "salloc"])
 def test_srun_and_salloc(front: FrontEnd, command: str) -> None:
     front.filter_on()
@@ -294,6 +297,7 @@ def test_ctrl_c_at_sruns_question_cancels(front: FrontEnd) -> None:
     assert front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout == ""
 
 
+@pytest.mark.every_release
 def test_each_component_of_a_het_job_is_asked_for_once(front: FrontEnd) -> None:
     front.publish(advice(ROW, family("eval-#", 2, 500, bound_mib=1000, tier="hbm40g", text=f"{TEXT}."), prompt="ask"))
     front.filter_on()

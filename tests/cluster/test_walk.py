@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pexpect
@@ -10,8 +9,7 @@ import pytest
 from docker_site import SUITES, DockerSite
 from power_walk import log_of_power, wait_for_states
 
-pytestmark = pytest.mark.cluster
-DOCKER_SITES = [name for name in os.environ.get("ALMANAC_SITES", "").split(",") if name in SUITES]
+pytestmark = [pytest.mark.cluster, pytest.mark.sites(*SUITES)]
 SEND_MAIL = """
 import smtplib
 from email.message import EmailMessage
@@ -49,10 +47,6 @@ def answer(site: DockerSite, user: str, argv: list[str], reply: str) -> str:
     return shown + str(child.before)
 
 
-docker_only = pytest.mark.parametrize("_running_site", DOCKER_SITES, indirect=True)
-
-
-@docker_only
 def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: DockerSite) -> None:
     shown = answer(walked, "alice", ["sbatch", "train.sh"], "y")
     assert re.search(r'your last \d+ runs of "train-bert-#" peaked at', shown)
@@ -76,7 +70,6 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     assert "18.0 GiB" in walked.run("mail", "root", "mails", "1").stdout
 
 
-@docker_only
 def test_alice_is_still_advised_while_25_of_her_jobs_wait(walked: DockerSite) -> None:
     script = "for i in $(seq 25); do sbatch --parsable --hold train.sh; done"
     jobs = walked.run("login", "alice", "sh", "-c", f"cd /home/alice && {script}", timeout_s=120).stdout.split()
@@ -88,7 +81,6 @@ def test_alice_is_still_advised_while_25_of_her_jobs_wait(walked: DockerSite) ->
     assert shown.stdout.startswith("almanac: ask for hbm40g ")
 
 
-@docker_only
 def test_alice_hears_of_a_job_that_no_list_has(walked: DockerSite) -> None:
     job = walked.sbatch("alice", "-J", "cpu-only", script="#!/bin/sh\nno-such-command\n")
     walked.wait_for(job, "FAILED")
@@ -98,7 +90,6 @@ def test_alice_hears_of_a_job_that_no_list_has(walked: DockerSite) -> None:
     assert walked.run("login", "bob", "almanac", "report", str(job), check=False).rc != 0
 
 
-@docker_only
 def test_what_alice_is_told_is_hers_alone(walked: DockerSite) -> None:
     assert "train-bert" in walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4").stdout
     bob = walked.run("login", "bob", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", check=False)
@@ -108,7 +99,6 @@ def test_what_alice_is_told_is_hers_alone(walked: DockerSite) -> None:
     assert peek.rc != 0 and peek.stdout == ""
 
 
-@docker_only
 def test_the_sink_takes_mail_and_shows_it(walked: DockerSite) -> None:
     walked.run("ctl", "root", "python3", "-c", SEND_MAIL)
     assert "to alice@dock  from almanac@dock  your job, übrigens" in walked.run("mail", "root", "mails").stdout
@@ -116,7 +106,6 @@ def test_the_sink_takes_mail_and_shows_it(walked: DockerSite) -> None:
     assert "peak 18 GiB" in walked.run("mail", "root", "mails", str(number)).stdout
 
 
-@docker_only
 def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> None:
     job = walked.sbatch("alice", "-w", "n4", "--gpus=1", script="#!/bin/sh\ngpu-work 5 600\n")
     walked.wait_for(job, "RUNNING")
@@ -131,7 +120,6 @@ def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> N
     walked.wait_for_idle()
 
 
-@docker_only
 def test_a_node_goes_to_sleep_and_a_job_or_an_operator_wakes_it(walked: DockerSite) -> None:
     """Slurm calls almanac-power-off and almanac-power-on, which reach the BMC through Redfish over TLS."""
     assert walked.run("ctl", "slurm", "almanac-power-on", "--status", "n[3-4]").stdout == "n3: on\nn4: on\n"
