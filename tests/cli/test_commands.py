@@ -46,13 +46,6 @@ def test_help_names_every_command_and_every_exit_code(site: CommandLine) -> None
     assert "10" in said.split("Exit codes")[1]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(site: CommandLine, name: str) -> None:
-    done = site.raw(name, "--help")
-    assert done.returncode == 0
-    assert "Usage: almanac" in done.stdout
-
-
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys; from cli.main import cli; cli.main(['--help'], standalone_mode=False);"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from almanac import __version__
 from almanac.config import AdviceSection, Config, Tier
 from reports.job.rules import packaged
-from reports.mail.digest import LISTED, Digest, render_burst, render_weekly
+from reports.mail.digest import LISTED, render_burst, render_weekly
 from reports.mail.week import (
     FAILED_STATES,
     idle_gpu_hours,
@@ -42,24 +40,8 @@ def row(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check(check_golden: Callable[[str, str], None], name: str, digest: Digest | None) -> None:
-    assert digest is not None
-    mail = digest.rendered
-    check_golden(f"{name}.txt", f"Subject: {mail.subject}\n\n{mail.text}".replace(__version__, "VERSION"))
-    check_golden(f"{name}.html", mail.html.replace(__version__, "VERSION"))
-
-
-def test_an_array_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
-    check(
-        check_golden, "storm-array", render_burst(reported.build(1001, 1002, 1003, has_series=False), reported.config)
-    )
-
-
-def test_a_storm_of_every_kind_of_job_is_one_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
-    contexts = list(reported.contexts.values())
-    digest = render_burst(contexts, reported.config)
-    check(check_golden, "storm", digest)
-    mail = digest.rendered
+def test_a_storm_of_every_kind_of_job_is_one_mail(reported: Any) -> None:
+    mail = render_burst(list(reported.contexts.values()), reported.config).rendered
     assert not mail.images
     assert "A" * 300 not in mail.html and "<script" not in mail.html and "\u202e" not in mail.text
     assert len(mail.subject.splitlines()) == 1
@@ -148,15 +130,9 @@ def test_weeks_of_which_the_store_knows_nothing_are_not_counted_as_empty(
     assert ("Earlier weeks" in mail.text) == bool(before)
 
 
-def test_a_week_as_a_mail(reported: Any, check_golden: Callable[[str, str], None]) -> None:
+def test_a_weekly_mail_is_of_the_week_and_not_of_the_day(reported: Any) -> None:
     first = render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S)
-    check(check_golden, "weekly", first)
     assert first == render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S + 3 * 86_400)
-    check(
-        check_golden,
-        "weekly-mixed",
-        render_weekly(reported.store.of(CLUSTER), "alice", reported.config, NOW_S + WEEK_S),
-    )
 
 
 def test_without_a_job_there_is_no_weekly_mail(reported: Any) -> None:
