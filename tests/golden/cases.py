@@ -93,6 +93,7 @@ def _below(path: list[str]) -> list[list[str]]:
     for name in path:
         assert isinstance(found, click.Group)
         found = found.get_command(click.Context(found), name)
+    found._help_option = None  # Click keeps that of the first call, which another test may have made without the group
     names = found.list_commands(click.Context(found)) if isinstance(found, click.Group) else []
     return [path, *(each for name in names for each in _below([*path, name]))]
 
