@@ -53,8 +53,9 @@ lint: $(STAMP)
 
 # Lint first: the last line of the output is pytest's summary.
 # Four processes for clusters, whose tests mostly wait (tests/conftest.py), and one for the rest on each of two cores.
+# With few examples; `make test-all` takes all.
 test: lint servers
-	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile few $(PYTEST_ARGS)
 
 # Takes longer than a submission may: weekly, and before a release.
 test-all: export ALMANAC_REQUIRE_CLUSTER = 1
