@@ -47,7 +47,7 @@ def mark_slow(items: list[pytest.Item]) -> None:
 
 
 def faults(items: list[pytest.Item]) -> list[str]:
-    """What is wrong with the list. items: all tests."""
+    """Say what is wrong with the list. items: all tests."""
     found = {each for item in items for each in (item.nodeid, function_of(item.nodeid))}
     cases = [item for item in items if not item.get_closest_marker("cluster")]
     quick = [item for item in cases if not item.get_closest_marker("slow")]

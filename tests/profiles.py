@@ -1,4 +1,4 @@
-"""How many examples a property test takes: a share of the profile's, so that `--hypothesis-profile` governs all."""
+"""Examples of property tests: a share of the profile's, so that `--hypothesis-profile` governs all."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a run of several processes shares the tests of clusters: each process starts its own cluster of a site."""
+"""A run of several processes shares the tests of clusters: each process starts its own cluster of a site."""
 
 from __future__ import annotations
 
@@ -30,23 +30,9 @@ def test_no_site_has_more_clusters_than_it_may(tmp_path: Path, processes: int) -
         (folder / f"test_{name}.py").write_text(CLUSTER)
         rest = CLUSTER.replace('["native", "24.11", "26.05"]', '["rest"]')
         (folder.parent / f"test_rest_{name}.py").write_text(rest)
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-W",
-        "error",
-        "-p",
-        "conftest",
-        "-n",
-        str(processes),
-        "-p",
-        "no:cacheprovider",
-        "tests",
-    ]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(TESTS)}, capture_output=True, text=True, check=False
-    )
+    argv = f"{sys.executable} -m pytest -W error -p conftest -p no:cacheprovider -n {processes} tests".split()
+    env = os.environ | {"PYTHONPATH": str(TESTS)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     ran = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
     assert len(ran) == 4 * 2 * 4

@@ -1,4 +1,4 @@
-"""What is pinned, by the name of its file: the commands of the site, and what is published, mailed, and reported."""
+"""The pinned texts by the names of their files: of the commands, and of what is published, mailed, and reported."""
 
 from __future__ import annotations
 

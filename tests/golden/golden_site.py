@@ -132,7 +132,7 @@ def fill(folder: Path) -> None:
 
 
 def run(*argv: str) -> str:
-    """What `almanac` prints in the working folder, then what it says on stderr, and its exit code."""
+    """Return the output of `almanac` in the working folder, then what it says on stderr, and its exit code."""
     start = SimpleNamespace(name="almanac", main=lambda args, prog_name: cli.main.main(list(args)))
     done = CliRunner().invoke(start, ["--config", "almanac.toml", "--store", "store", *argv])  # type: ignore[arg-type]
     assert done.exception is None or isinstance(done.exception, SystemExit), (argv, done.output, done.exc_info)
@@ -171,7 +171,7 @@ def hold_still(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a case works with. kept: folders made once for several cases. made_by_hand: gives the site of reports."""
+    """The site of the cases. kept: folders made once for several cases. made_by_hand: gives the site of reports."""
 
     site: Path
     tmp: Path
@@ -192,7 +192,7 @@ class Bench:
 
     @property
     def published(self) -> Path:
-        """What `almanac publish` wrote."""
+        """Return the files that `almanac publish` wrote."""
         if "published" not in self.kept:
             site = self.copied()
             self.run("publish", site=site)

@@ -37,7 +37,7 @@ def masked(name: str, text: str, site: Path) -> str:
 
 
 def diff_of(path: Path, text: str) -> str:
-    """What changed in a file, no longer than a person reads."""
+    """Return the changes of a file, no longer than a person reads."""
     known = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path.relative_to(FILES))
     lines = list(difflib.unified_diff(known.splitlines(), text.splitlines(), name, "now", lineterm="", n=1))
