@@ -64,10 +64,10 @@ test-all: lint servers
 	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile almanac $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
-	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile few $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile fewest $(PYTEST_ARGS)
 
 durations: $(STAMP)
-	$(PYTEST) -n 2 -m "not cluster" --hypothesis-profile few --renew-durations $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not cluster" --hypothesis-profile fewest --renew-durations $(PYTEST_ARGS)
 
 test-cluster: servers
 	scripts/with-docker.sh $(PYTEST) -m cluster $(PYTEST_ARGS)

@@ -28,7 +28,8 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 # How long an example takes says something of the machine, not of the code.
 IGNORED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("almanac", derandomize=False, deadline=None, suppress_health_check=IGNORED)
-settings.register_profile("few", settings.get_profile("almanac"), max_examples=20)  # for `make test-unit`
+settings.register_profile("few", settings.get_profile("almanac"), max_examples=20)  # for `make test`
+settings.register_profile("fewest", settings.get_profile("almanac"), max_examples=5)  # for `make test-unit`
 settings.load_profile("almanac")
 
 

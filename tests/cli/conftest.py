@@ -8,13 +8,18 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
+import cli.main
 from almanac.config_file import load_config
 from cli.demo import CONFIG
 from telemetry.demo_site import GeneratedSource, SiteShape
@@ -28,7 +33,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "reports" / "mail")]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Runs `almanac` as a person would, in a process of its own."""
+    """Runs `almanac` in this process: a new one would import everything again."""
 
     folder: Path
 
@@ -39,15 +44,13 @@ class CommandLine:
         return done.stdout
 
     def raw(self, *argv: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        whole = {**os.environ, "NO_COLOR": "1", **env}
-        return subprocess.run(
-            [sys.executable, "-m", "cli.main", *argv],
-            env=whole,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        start: Any = SimpleNamespace(name="almanac", main=lambda args, prog_name: cli.main.main(list(args)))
+        with warnings.catch_warnings(), mock.patch.dict(os.environ, {"NO_COLOR": "1", **env}):
+            warnings.simplefilter("default")
+            warnings.simplefilter("ignore", DeprecationWarning)
+            done = CliRunner().invoke(start, argv, input=stdin)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (argv, done.exc_info)
+        return subprocess.CompletedProcess(argv, done.exit_code, done.stdout, done.stderr)
 
     def json(self, *argv: str, ok: tuple[int, ...] = (0,)) -> Any:
         return json.loads(self(*argv, ok=ok))

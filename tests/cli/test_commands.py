@@ -145,28 +145,16 @@ def test_a_hostile_name_is_shown_inert(site: CommandLine, rows: list[dict[str, A
     assert "\u202e" not in said
 
 
-def test_another_users_jobs_are_refused_to_a_plain_user(site: CommandLine) -> None:
-    program = (
-        "import os; os.getuid = lambda: 65533\n"
-        "from cli.app import App\nfrom almanac.errors import NotAllowedError\n"
-        f"app = App(None, {str(site.folder / 'store')!r})\n"
-        "try: app.visible_user('alice')\n"
-        "except NotAllowedError as error: print('refused', error.exit_code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "refused 6"
-
-
 @pytest.mark.parametrize(
-    "command", [["train"], ["evaluate"], ["models"], ["models", "--rollback"], ["backtest", "tier"], ["jobs", "-a"]]
-)
-def test_what_looks_at_everybodys_jobs_is_for_operators(site: CommandLine, command: list[str]) -> None:
-    program = (
-        "import os; os.getuid = lambda: 65533\n"
-        "from cli.main import main\n"
-        f"main(['--store', {str(site.folder / 'store')!r}, *{command!r}])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    "command",
+    [["train"], ["evaluate"], ["models"], ["models", "--rollback"], ["backtest", "tier"], ["jobs", "-a"],
+     ["jobs", "-u", "alice"]],
+)  # fmt: skip
+def test_what_looks_at_everybodys_jobs_is_for_operators(
+    site: CommandLine, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 65533)
+    done = site.raw("--store", str(site.folder / "store"), *command)
     assert (done.returncode, done.stdout) == (6, "")
     assert "operator" in done.stderr
 
@@ -181,16 +169,12 @@ def test_training_is_scored_beside_baselines_and_kept(site: CommandLine) -> None
     assert 0 <= advice["priority"]["term"] <= 11_878
 
 
-def test_training_asks_the_simulation_how_far_the_queue_relies_on_predictions(site: CommandLine) -> None:
+def test_training_asks_the_simulation_how_far_the_queue_relies_on_predictions(
+    site: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert site.json("train", "--json")["rank_exponent"] in (0.25, 0.5, 0.75, 1.0)
-    program = (
-        "import simulator.rank_choice\n"
-        "simulator.rank_choice.choose_exponent = lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1\n"
-        "from cli.main import main\n"
-        f"main(['--store', {str(site.folder / 'store')!r}, 'train', '--json'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["rank_exponent"] == 0.6
+    monkeypatch.setattr("simulator.rank_choice.choose_exponent", lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1)
+    assert site.json("train", "--json")["rank_exponent"] == 0.6
 
 
 def test_one_can_go_back_to_the_version_before(site: CommandLine) -> None:

@@ -9,16 +9,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from reported_site import CASES
 from rich.console import Console
 
 from reports.job.context import JobContext
 from reports.job.report import render_email, render_page, report_of, to_json
 from reports.job.terminal import render_terminal
 
-CASES = (
-    "balanced", "idle", "no-telemetry", "half", "out-of-memory", "64-gpus", "cancelled", "requeued", "mig",
-    "array-task", "hostile", "never-started", "failed", "timeout", "reserved",
-)  # fmt: skip
 MAX_MAIL_BYTES = 200_000
 
 
@@ -32,22 +29,6 @@ def on_terminal(context: JobContext) -> str:
 def plain(text: str) -> str:
     """Without the colors that rich itself sets."""
     return "\n".join(line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()) + "\n"
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_text_mail_fits_a_terminal_of_80_columns(reported: Any, case: str) -> None:
-    lines = render_email(reported.contexts[case], reported.config).text.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_mail_is_small_and_whole(reported: Any, case: str) -> None:
-    mail = render_email(reported.contexts[case], reported.config)
-    assert len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())) * 4 / 3 < MAX_MAIL_BYTES
-    assert set(re.findall(r'src="cid:([^"]+)"', mail.html)) == set(mail.images)
-    assert mail.html.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', mail.html)) == len(mail.images)
-    assert all(content.startswith(b"\x89PNG") for content in mail.images.values())
-    assert len(report_of(reported.contexts[case]).conclusions.suggestions) <= 3
 
 
 class Page(HTMLParser):
@@ -84,9 +65,16 @@ def test_a_mail_reads_well_where_styles_are_left_out(reported: Any, case: str) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pages_name_nothing_outside_themselves(reported: Any, case: str) -> None:
+def test_mail_and_page_are_small_and_whole_and_name_nothing_outside(reported: Any, case: str) -> None:
     context = reported.contexts[case]
-    for html in (render_email(context, reported.config).html, render_page(context)):
+    mail = render_email(context, reported.config)
+    assert [line for line in mail.text.splitlines() if len(line) > 80] == []
+    assert len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())) * 4 / 3 < MAX_MAIL_BYTES
+    assert set(re.findall(r'src="cid:([^"]+)"', mail.html)) == set(mail.images)
+    assert mail.html.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', mail.html)) == len(mail.images)
+    assert all(content.startswith(b"\x89PNG") for content in mail.images.values())
+    assert len(report_of(context).conclusions.suggestions) <= 3
+    for html in (mail.html, render_page(context)):
         page = Page(html)
         allowed = {"html", "head", "meta", "title", "style", "body", "p", "h1", "h2", "table", "tbody", "tr", "td",
                    "span", "br", "img"}  # fmt: skip
