@@ -52,6 +52,11 @@ class CommandLine:
         assert done.exception is None or isinstance(done.exception, SystemExit), (argv, done.exc_info)
         return subprocess.CompletedProcess(argv, done.exit_code, done.stdout, done.stderr)
 
+    def process(self, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own, for what Python itself reads of the environment."""
+        command = [sys.executable, "-m", "cli.main", *argv]
+        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+
     def json(self, *argv: str, ok: tuple[int, ...] = (0,)) -> Any:
         return json.loads(self(*argv, ok=ok))
 

@@ -75,11 +75,16 @@ def now_s() -> int:
     return int(time.time()) - 60
 
 
+@pytest.fixture(scope="module")
+def argv(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a site that no test changes."""
+    return make_site(tmp_path_factory.mktemp("site"), int(time.time()) - 60)
+
+
 ASKED = ("--array=0-9", "--gpus=1", "-J", "sweep-77", "--wrap=x")
 
 
-def test_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
-    argv = make_site(tmp_path, now_s)
+def test_lines_say_how_to_share(argv: list[str]) -> None:
     said = CliRunner().invoke(cli, [*argv, *ASKED]).stdout.splitlines()
     place = next(number for number, line in enumerate(said) if "Pack two" in line)
     assert said[place : place + 4] == [
@@ -90,15 +95,14 @@ def test_lines_say_how_to_share(tmp_path: Path, now_s: int) -> None:
     ]
 
 
-def test_a_single_job_names_its_items(tmp_path: Path, now_s: int) -> None:
-    argv, asked = make_site(tmp_path, now_s), ASKED[1:]
+def test_a_single_job_names_its_items(argv: list[str]) -> None:
+    asked = ASKED[1:]
     assert "Use: almanac-pack --items A-B -- CMD {}" in CliRunner().invoke(cli, [*argv, *asked]).stdout
     said = json.loads(CliRunner().invoke(cli, [*argv, "--json", *asked]).stdout)["packing"]
     assert said["command"] == "almanac-pack --items A-B -- CMD {}"
 
 
-def test_json_has_all_that_the_advice_rests_on(tmp_path: Path, now_s: int) -> None:
-    argv = make_site(tmp_path, now_s)
+def test_json_has_all_that_the_advice_rests_on(argv: list[str]) -> None:
     said = json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"]
     assert (said["reason"], said["tasks"], said["runs"], said["risk"]) == ("share", 2, RUNS, 0.01)
     assert said["needed_mib"] < said["usable_mib"] == 81920 - 1024
@@ -127,9 +131,8 @@ def test_a_site_can_switch_it_off(tmp_path: Path, now_s: int) -> None:
     assert json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"] is None
 
 
-def test_margins_for_two_jobs_survive_on_disk(tmp_path: Path, now_s: int) -> None:
-    make_site(tmp_path, now_s)
-    loaded = load(Store(tmp_path / "store").of("c").models_dir)
+def test_margins_for_two_jobs_survive_on_disk(argv: list[str]) -> None:
+    loaded = load(Store(Path(argv[3])).of("c").models_dir)
     assert loaded is not None
     assert loaded.calibration == calibration()
 
@@ -147,9 +150,8 @@ def test_margins_for_two_jobs_survive_on_disk(tmp_path: Path, now_s: int) -> Non
     ],
 )
 def test_a_job_that_cannot_pack_or_packs_already_is_told_nothing(
-    tmp_path: Path, now_s: int, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
 ) -> None:
-    argv = make_site(tmp_path, now_s)
     monkeypatch.chdir(tmp_path)
     Path("packed.sh").write_text("#!/bin/sh\nexec almanac-pack -- python train.py {}\n")
     said = CliRunner().invoke(cli, [*argv, *asked])

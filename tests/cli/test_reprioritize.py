@@ -77,7 +77,8 @@ def run(site: CommandLine, slurm: Slurm, tmp_path: Path) -> Callable[..., Any]:
         more = f'\n[slurm]\nbackend = "{backend}"\nbin_dir = "{slurm.folder}:/bin:/usr/bin"\n'
         more += f'[priority]\nmode = "{mode}"\n'
         (tmp_path / "almanac.toml").write_text(base + more)
-        return site.raw("--config", str(tmp_path / "almanac.toml"), "--store", str(store), "reprioritize", *argv, **env)
+        run = site.process if env else site.raw
+        return run("--config", str(tmp_path / "almanac.toml"), "--store", str(store), "reprioritize", *argv, **env)
 
     return run
 

@@ -199,7 +199,9 @@ def test_two_processes_at_once_are_one_too_many(outbox: Outbox, path: Path) -> N
 
 def test_others_cannot_read_it(outbox: Outbox, path: Path) -> None:
     outbox.put(message(1), NOW_S)
-    for file in path.parent.iterdir():
+    files = list(path.parent.iterdir())
+    assert path in files
+    for file in files:
         assert not stat.S_IMODE(file.stat().st_mode) & 0o007, file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,3 +25,17 @@ def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "reports.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
         )
     return Publisher(reported, tmp_path / "advice")
+
+
+@pytest.fixture(scope="session")
+def everything_published(reported: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("published") / "advice"
+    Publisher(reported, root)()
+    return root
+
+
+@pytest.fixture
+def published(publisher: Publisher, everything_published: Path) -> Publisher:
+    """A publisher that has published everything."""
+    subprocess.run(["cp", "-a", everything_published, publisher.root], check=True)
+    return publisher

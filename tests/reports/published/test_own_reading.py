@@ -53,17 +53,15 @@ def replaced(publisher: Publisher, content: bytes) -> None:
     ],
     ids=["empty", "garbage", "no-json", "list", "nested", "kind", "keys", "format", "types", "bomb", "large"],
 )
-def test_a_damaged_file_is_named_and_not_used(publisher: Publisher, content: bytes) -> None:
-    publisher()
-    replaced(publisher, content)
+def test_a_damaged_file_is_named_and_not_used(published: Publisher, content: bytes) -> None:
+    replaced(published, content)
     with pytest.raises(FileFormatError, match="user/60001/jobs"):
-        publisher.of("alice")
+        published.of("alice")
 
 
 @pytest.mark.parametrize("plant", ["link", "fifo", "folder", "writable"])
-def test_what_others_could_have_made_is_not_read(publisher: Publisher, tmp_path: Path, plant: str) -> None:
-    publisher()
-    path = publisher.root / "user" / "60001" / "jobs"
+def test_what_others_could_have_made_is_not_read(published: Publisher, tmp_path: Path, plant: str) -> None:
+    path = published.root / "user" / "60001" / "jobs"
     content = path.read_bytes()
     if plant == "writable":
         path.chmod(0o666)
@@ -74,21 +72,19 @@ def test_what_others_could_have_made_is_not_read(publisher: Publisher, tmp_path:
             plant
         ]()
     with pytest.raises((StoreError, FileFormatError)):
-        publisher.of("alice")
+        published.of("alice")
 
 
 @only_root
-def test_a_file_of_another_user_is_not_read(publisher: Publisher) -> None:
-    publisher()
-    os.chown(publisher.root / "user" / "60001" / "jobs", 60_002, 60_002)
+def test_a_file_of_another_user_is_not_read(published: Publisher) -> None:
+    os.chown(published.root / "user" / "60001" / "jobs", 60_002, 60_002)
     with pytest.raises(FileFormatError, match="other users can write"):
-        publisher.of("alice")
+        published.of("alice")
 
 
 @pytest.mark.parametrize("name", ["../../60002/jobs", "/etc/passwd", "..", "1-1-zz", ""])
-def test_a_list_names_reports_of_its_own_folder_only(publisher: Publisher, name: str) -> None:
-    publisher()
-    own = publisher.of("alice")
+def test_a_list_names_reports_of_its_own_folder_only(published: Publisher, name: str) -> None:
+    own = published.of("alice")
     runs = tuple(dataclasses.replace(run, report=name) for run in own.index.runs)
     with pytest.raises(StoreError, match="not published"):
         dataclasses.replace(own, index=dataclasses.replace(own.index, runs=runs)).contexts([101])
@@ -134,7 +130,6 @@ def test_the_format_is_what_it_was(reported: Any) -> None:
     assert document["format"] == 3
 
 
-def test_a_list_of_another_user_is_not_shown(publisher: Publisher) -> None:
-    publisher()
-    index = unpack_index((publisher.root / "user" / "60001" / "jobs").read_bytes())
+def test_a_list_of_another_user_is_not_shown(published: Publisher) -> None:
+    index = unpack_index((published.root / "user" / "60001" / "jobs").read_bytes())
     assert (index.user, index.cluster, index.written_s) == ("alice", CLUSTER, NOW_S)

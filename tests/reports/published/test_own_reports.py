@@ -81,19 +81,17 @@ def test_each_user_gets_their_own_jobs_and_no_others(publisher: Publisher) -> No
         assert other not in whole
 
 
-def test_reports_read_back_by_id_and_the_newest_run_counts(publisher: Publisher) -> None:
-    publisher()
-    own = publisher.of("alice")
+def test_reports_read_back_by_id_and_the_newest_run_counts(published: Publisher) -> None:
+    own = published.of("alice")
     again, plain = own.contexts([801, 101, 801])
     assert [context.job_id for context in (again, plain)] == [801, 101]
     assert again.job["restarts"] == 1 and len(again.earlier_runs) == 1
     assert own.contexts([999]) == []
 
 
-def test_the_list_has_the_rows_that_almanac_jobs_shows(publisher: Publisher) -> None:
-    publisher()
-    own = publisher.of("alice").history(HISTORY.names)
-    stored = load_history_table(publisher.reported.store.of(CLUSTER), HISTORY.names, user="alice")
+def test_the_list_has_the_rows_that_almanac_jobs_shows(published: Publisher) -> None:
+    own = published.of("alice").history(HISTORY.names)
+    stored = load_history_table(published.reported.store.of(CLUSTER), HISTORY.names, user="alice")
     as_rows = [
         [{name: None if value != value else value for name, value in row.items()} for row in table.to_pylist()]
         for table in (own, stored)
@@ -102,13 +100,12 @@ def test_the_list_has_the_rows_that_almanac_jobs_shows(publisher: Publisher) -> 
     assert as_rows[0] == as_rows[1]
 
 
-def test_nothing_is_made_again_where_nothing_changed(publisher: Publisher) -> None:
-    publisher()
-    before = publisher.times()
-    publisher.now_s += 600
-    again = publisher()
+def test_nothing_is_made_again_where_nothing_changed(published: Publisher) -> None:
+    before = published.times()
+    published.now_s += 600
+    again = published()
     assert (again.lists, again.reports, again.removed) == (0, 0, 0)
-    assert publisher.times() == before
+    assert published.times() == before
 
 
 def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> None:
@@ -125,41 +122,35 @@ def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> N
     assert said.split() == [run.digest for run in runs]
 
 
-@pytest.mark.parametrize(
-    ("run", "is_ready"),
-    [
+def test_a_run_that_never_gets_metrics_does_not_wait_for_them(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({"start_s": 200, "gpu_count": 1}, False),  # waits for its metrics
         ({"start_s": 900, "gpu_count": 1}, True),  # ended at once
         ({"start_s": 900, "end_s": 899, "gpu_count": 1}, True),
         ({"start_s": 200, "gpu_count": 0}, True),  # asked for a GPU and got none
         ({"start_s": 200, "gpu_count": None}, True),
         ({"start_s": None, "gpu_count": None}, True),
-    ],
-)
-def test_a_run_that_never_gets_metrics_does_not_wait_for_them(
-    tmp_path: Path, run: dict[str, Any], is_ready: bool
-) -> None:
-    row = {"job_id": 1, "submit_s": 100, "end_s": 900, "user": "ann", "gpu_count_req": 1, "state": "FAILED", **run}
+    ]
+    usual = {"submit_s": 100, "end_s": 900, "user": "ann", "gpu_count_req": 1, "state": "FAILED"}
+    rows = [{"job_id": number, **usual, **run} for number, (run, _) in enumerate(cases)]
     store = Store.create(tmp_path).of("c")
-    store.write("jobs", pa.Table.from_pylist([row], TABLES["jobs"].schema))
-    [chosen] = newest_runs(store, 0, 9)["ann"]
-    assert chosen.is_ready is is_ready
+    store.write("jobs", pa.Table.from_pylist(rows, TABLES["jobs"].schema))
+    ready = {chosen.job_id: chosen.is_ready for chosen in newest_runs(store, 0, 9)["ann"]}
+    assert ready == {number: is_ready for number, (_, is_ready) in enumerate(cases)}
     summarize(store, Config(), 0, 1000)
-    [chosen] = newest_runs(store, 0, 9)["ann"]
-    assert chosen.is_ready  # the rule is the summary's own
+    assert all(chosen.is_ready for chosen in newest_runs(store, 0, 9)["ann"])  # the rule is the summary's own
 
 
-def test_only_the_newest_jobs_are_kept(publisher: Publisher) -> None:
-    publisher()
-    publisher.own = Reports(own_jobs=3)
-    done = publisher()
+def test_only_the_newest_jobs_are_kept(published: Publisher) -> None:
+    published.own = Reports(own_jobs=3)
+    done = published()
     assert (done.lists, done.reports) == (2, 0)
-    assert [run.job_id for run in publisher.of("bob").index.runs] == [3, 2, 1]
-    assert len(publisher.files()) == 2 * (3 + 1)
-    publisher.own = Reports(own_jobs=0)
-    assert publisher().removed == 2
-    assert publisher.files() == {}
-    assert not list((publisher.root / "user").iterdir())
+    assert [run.job_id for run in published.of("bob").index.runs] == [3, 2, 1]
+    assert len(published.files()) == 2 * (3 + 1)
+    published.own = Reports(own_jobs=0)
+    assert published().removed == 2
+    assert published.files() == {}
+    assert not list((published.root / "user").iterdir())
 
 
 def test_old_jobs_go_and_with_the_last_one_everything(publisher: Publisher) -> None:
@@ -258,12 +249,11 @@ def change_job(monkeypatch: pytest.MonkeyPatch, job_id: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cluster": "test", "users": {}, "unwritable": 7}', b"7"])
-def test_a_damaged_record_of_what_was_published_is_made_anew(publisher: Publisher, content: bytes) -> None:
-    publisher()
-    (publisher.root / MANIFEST).write_bytes(content)
-    done = publisher()
+def test_a_damaged_record_of_what_was_published_is_made_anew(published: Publisher, content: bytes) -> None:
+    (published.root / MANIFEST).write_bytes(content)
+    done = published()
     assert (done.lists, done.reports, done.unwritable) == (2, 0, 0)
-    assert publisher().lists == 0
+    assert published().lists == 0
 
 
 def test_a_dry_run_writes_nothing(publisher: Publisher) -> None:
@@ -281,26 +271,24 @@ def test_users_without_a_uid_and_names_that_share_one_get_nothing(publisher: Pub
 
 
 def test_reports_stay_while_the_user_database_is_out_of_reach_until_their_jobs_are_too_old(
-    publisher: Publisher,
+    published: Publisher,
 ) -> None:
-    publisher()
-    before = publisher.files()
-    publisher.uids = {}
-    done = publisher()
+    before = published.files()
+    published.uids = {}
+    done = published()
     assert (done.removed, len(done.warnings)) == (0, 1)
-    assert publisher.files() == before
-    publisher.now_s += 31 * DAY_S
-    assert publisher().removed == 2
-    assert publisher.files() == {}
+    assert published.files() == before
+    published.now_s += 31 * DAY_S
+    assert published().removed == 2
+    assert published.files() == {}
 
 
 def test_a_uid_that_is_another_users_now_shows_them_nothing_of_the_former(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+    published: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher()
-    del publisher.uids["bob"]
+    del published.uids["bob"]
     monkeypatch.setitem(NAMES, 60_002, "carol")
-    assert publisher().removed == 1
-    assert publisher.folder.uids() == [60_001]
+    assert published().removed == 1
+    assert published.folder.uids() == [60_001]
     with pytest.raises(StoreError, match="no reports for you"):
-        publisher.of("bob")
+        published.of("bob")
