@@ -53,7 +53,7 @@ def live(slurm: FakeSlurm, rng: random.Random) -> None:
         job.reason = "Resources"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_owners_request_comes_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     comment = "almanac:any-gpu,almanac:movable"
