@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import CommandLine
+    from command_line import CommandLine
 
 
 def test_the_back_test_is_drawn_beside_its_table(site: CommandLine, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +92,6 @@ def test_a_span_without_jobs_is_no_error(site: CommandLine, tmp_path: Path) -> N
     said = site("characterize", "-S", "2001-01-01", "-E", "2001-02-01", "--out", str(tmp_path))
     assert said.startswith("no GPU jobs")
     assert pq.read_table(tmp_path / "fig05_energy.parquet").num_rows == 0
-
-
-def test_only_operators_may_compare_everybodys_jobs(site: CommandLine) -> None:
-    program = (
-        "import os; os.getuid = lambda: 65533\n"
-        "from cli.main import main\n"
-        f"main(['--store', {str(site.folder / 'store')!r}, 'characterize'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 6
-    assert "is not an operator" in done.stderr
-    assert done.stdout == ""
 
 
 def test_a_folder_that_cannot_be_made_ends_in_words(site: CommandLine) -> None:

@@ -148,7 +148,7 @@ def test_a_hostile_name_is_shown_inert(site: CommandLine, rows: list[dict[str, A
 @pytest.mark.parametrize(
     "command",
     [["train"], ["evaluate"], ["models"], ["models", "--rollback"], ["backtest", "tier"], ["jobs", "-a"],
-     ["jobs", "-u", "alice"]],
+     ["jobs", "-u", "alice"], ["characterize"], ["summarize"]],
 )  # fmt: skip
 def test_what_looks_at_everybodys_jobs_is_for_operators(
     site: CommandLine, command: list[str], monkeypatch: pytest.MonkeyPatch

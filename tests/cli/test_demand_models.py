@@ -34,7 +34,7 @@ from telemetry.store.schema import JOBS, NODE_COUNTS
 from telemetry.store.store import Store
 
 if TYPE_CHECKING:
-    from conftest import CommandLine
+    from command_line import CommandLine
 
 DAY_S = 86_400
 SETS = '[site]\ncluster = "c"\n[[node_sets]]\nname = "a100"\nnodes = "n[1-20]"\n'

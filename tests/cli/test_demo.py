@@ -12,7 +12,7 @@ from almanac.errors import StoreError
 from cli.demo import _prepare
 
 if TYPE_CHECKING:
-    from conftest import CommandLine
+    from command_line import CommandLine
 
 
 def test_a_sites_own_configuration_and_store_are_left_alone(site: CommandLine, tmp_path: Path) -> None:

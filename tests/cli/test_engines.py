@@ -18,7 +18,7 @@ from cli.engines import open_engine
 from telemetry.metrics.chunks import map_partials
 
 if TYPE_CHECKING:
-    from conftest import CommandLine
+    from command_line import CommandLine
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class OwnSite:
         folder = self.line.folder
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         options = ["--config", str(folder / "almanac.toml"), "--store", str(folder / "store")]
-        return self.line.raw(*options, *argv, PYTHONPATH=path)
+        return self.line.process(*options, *argv, PYTHONPATH=path)
 
 
 def test_a_sites_own_service_is_trained_and_asked_and_a_broken_one_costs_itself(own: OwnSite) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ from cli.simulate import command
 from cli.simulate_output import short_time
 
 if TYPE_CHECKING:
-    from conftest import CommandLine
+    from command_line import CommandLine
 
 ESCAPE = "\x1b[31mred\nline"
 
@@ -198,9 +196,6 @@ def test_errors_are_printed_with_their_exit_codes(site: CommandLine, tmp_path: P
         assert said in done.stderr
 
 
-def test_a_trace_needs_no_store(busy: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "--store", "/nonexistent", "simulate", str(busy), "--nodes", "1"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_a_trace_needs_no_store(site: CommandLine, busy: Path) -> None:
+    done = site.raw("--store", "/nonexistent", "simulate", str(busy), "--nodes", "1")
     assert done.returncode == 0, done.stderr
