@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -63,9 +62,3 @@ def test_the_layer_table_has_every_package() -> None:
     assert set(linter["root_packages"]) == packages
     layers = " | ".join(linter["contracts"][0]["layers"])
     assert set(re.findall(r"\w+", layers)) == packages
-
-
-def test_imports_follow_the_layer_table() -> None:
-    program = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

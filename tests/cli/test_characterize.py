@@ -39,18 +39,6 @@ def test_the_generated_site_is_near_the_published_figures_it_is_made_after(told:
         assert found[words]["site_value"] == pytest.approx(found[words]["published_value"], abs=within), words
 
 
-def test_the_generated_site_says_why_it_agrees_and_shows_the_rows_that_do_not(site: CommandLine) -> None:
-    text = " ".join(site("characterize").split())
-    assert "This site is generated. Its shares are set by quota" in text
-    for row in (
-        "GPU_UTIL with power (rho)",
-        "GPU_UTIL with DRAM_ACTIVE (rho)",
-        "samples memory-bound by FP64 intensity",
-        "GPU_UTIL from 70%: temporal imbalance below 0.3",
-    ):
-        assert row in text, row
-
-
 def test_tables_agree_with_the_list_of_jobs(site: CommandLine, told: dict[str, Any]) -> None:
     jobs = [row for row in site.json("jobs", "-a", "-n", "0", "--json") if row["verdict"] == "ok"]
     sizes = told["tables"]["fig01_job_size"]["rows"]

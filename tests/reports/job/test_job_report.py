@@ -112,7 +112,6 @@ def test_what_is_not_known_is_null_in_json(reported: Any) -> None:
     said = to_json(reported.contexts["no-telemetry"])
     assert said["metrics"]["mean_gpu_util_pct"] is None
     assert said["gpus"] == [] and said["ranks"] == {}
-    assert said["verdict"] == "We have no measurements of this job's GPUs, so we cannot say how it used them."
     json.dumps(said, allow_nan=False)
 
 

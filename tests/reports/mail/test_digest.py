@@ -40,13 +40,6 @@ def row(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_storm_of_every_kind_of_job_is_one_mail(reported: Any) -> None:
-    mail = render_burst(list(reported.contexts.values()), reported.config).rendered
-    assert not mail.images
-    assert "A" * 300 not in mail.html and "<script" not in mail.html and "\u202e" not in mail.text
-    assert len(mail.subject.splitlines()) == 1
-
-
 def test_of_many_jobs_those_that_failed_and_those_that_wasted_most_are_named(reported: Any) -> None:
     """Twelve that failed, one with three idle GPUs, and a hundred that did well."""
     well, idle, failed = reported.build(101, 201, 1301, has_series=False)
