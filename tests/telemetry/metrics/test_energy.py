@@ -40,6 +40,15 @@ def energy(run: Any, frame: pd.DataFrame, length_s: int = 3600, **more: Any) -> 
     return row
 
 
+def energies(run: Any, frames: list[pd.DataFrame]) -> list[dict[str, Any]]:
+    """Of an hour each, on nodes of their own, in one run of the engine."""
+    hosts = [f"n{number}" for number in range(len(frames))]
+    jobs = [replace(job(), job_id=number, hosts=(host,)) for number, host in enumerate(hosts)]
+    whole = pd.concat([frame.assign(host=host) for frame, host in zip(frames, hosts, strict=True)], ignore_index=True)
+    rows = run(whole, jobs)[0]
+    return [rows[number] for number in range(len(frames))]
+
+
 def test_energy_and_power_of_a_whole_job(run: Any) -> None:
     """300 W for an hour. The first and the last reading are 59 minutes apart."""
     row = energy(run, card(steady()))
@@ -57,18 +66,15 @@ def test_a_reset_counts_the_reading_after_it(run: Any) -> None:
 
 
 def test_one_wrong_reading_costs_at_most_its_own_share(run: Any) -> None:
-    """On each of 25 nodes one reading is wrong."""
-    frames, jobs, faults = [], [], []
-    for place, value in product((0, 1, 20, 58, 59), (0.0, 9e15, 1e11, 2.02e11 - 5e8, 2.02e11 + 3e9)):
+    faults = list(product((0, 1, 20, 58, 59), (0.0, 9e15, 1e11, 2.02e11 - 5e8, 2.02e11 + 3e9)))
+    frames = []
+    for place, value in faults:
         readings = steady()
         readings[place] = value
-        faults.append((place, value))
-        frames.append(card(readings).assign(host=f"n{len(faults)}"))
-        jobs.append(replace(job(), job_id=len(faults), hosts=(f"n{len(faults)}",)))
-    rows, _ = run(pd.concat(frames), jobs)
-    for number, fault in enumerate(faults, 1):
-        assert rows[number]["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J), fault
-        assert (rows[number]["energy_resets"], rows[number]["energy_rejected"]) == (0, 1), fault
+        frames.append(card(readings))
+    for fault, row in zip(faults, energies(run, frames), strict=True):
+        assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J), fault
+        assert (row["energy_resets"], row["energy_rejected"]) == (0, 1), fault
 
 
 def test_a_wrong_reading_inside_a_job_costs_nothing(run: Any) -> None:
@@ -87,14 +93,16 @@ def test_a_dip_to_zero_may_last(run: Any) -> None:
     assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
 
 
-@pytest.mark.parametrize("place", [slice(0, 15), slice(45, 60), slice(20, 35)], ids=["start", "end", "middle"])
-def test_readings_that_stand_still_are_no_measured_use(run: Any, place: slice) -> None:
+def test_readings_that_stand_still_are_no_measured_use(run: Any) -> None:
     """A sensor shows 0 for 15 of 60 minutes. The card used 300 W all the time."""
-    readings = steady()
-    readings[place] = 0.0
-    row = energy(run, card(readings))
-    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-    assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
+    frames = []
+    for place in (slice(0, 15), slice(45, 60), slice(20, 35)):
+        readings = steady()
+        readings[place] = 0.0
+        frames.append(card(readings))
+    for row in energies(run, frames):
+        assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+        assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
 
 
 @pytest.mark.parametrize("value", [0.0, 2.02e11])
@@ -223,22 +231,25 @@ def scraped(step_s: int, has_power: bool = True) -> tuple[np.ndarray, pd.DataFra
 
 
 @pytest.mark.parametrize("step_s", [10, 60])
-@pytest.mark.parametrize("catches_up", [True, False])
-@pytest.mark.parametrize(("from_s", "until_s"), [(0, 1200), (1000, 2500), (1800, 3600)], ids=["start", "middle", "end"])
-def test_a_frozen_counter_is_no_use_of_0_w(run: Any, step_s: int, catches_up: bool, from_s: int, until_s: int) -> None:
+def test_a_frozen_counter_is_no_use_of_0_w(run: Any, step_s: int) -> None:
     """The counter stands at one value. Then it goes on from there, or shows the energy of this time as well."""
-    seconds, frame = scraped(step_s)
-    still = (seconds >= from_s) & (seconds < until_s)
-    readings = frame.energy_mj.to_numpy(copy=True)
-    if not catches_up:
-        readings[seconds >= until_s] -= np.ptp(readings[still])
-    readings[still] = readings[still][0]
-    row = energy(run, frame.assign(energy_mj=readings))
-    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.02)
-    is_known = catches_up and from_s > 0 and until_s < 3600
-    measured_s = 3600 if is_known else 3600 - (until_s - from_s)
-    assert row["energy_measured_frac"] == pytest.approx(measured_s / 3600, abs=2 * step_s / 3600)
-    assert row["energy_rejected"] == pytest.approx(np.sum(still) - 1, abs=1)
+    cases = list(product(((0, 1200), (1000, 2500), (1800, 3600)), (True, False)))
+    frames, still_samples = [], []
+    for (from_s, until_s), catches_up in cases:
+        seconds, frame = scraped(step_s)
+        still = (seconds >= from_s) & (seconds < until_s)
+        readings = frame.energy_mj.to_numpy(copy=True)
+        if not catches_up:
+            readings[seconds >= until_s] -= np.ptp(readings[still])
+        readings[still] = readings[still][0]
+        frames.append(frame.assign(energy_mj=readings))
+        still_samples.append(np.sum(still))
+    for ((from_s, until_s), catches_up), row, still in zip(cases, energies(run, frames), still_samples, strict=True):
+        assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.02)
+        is_known = catches_up and from_s > 0 and until_s < 3600
+        measured_s = 3600 if is_known else 3600 - (until_s - from_s)
+        assert row["energy_measured_frac"] == pytest.approx(measured_s / 3600, abs=2 * step_s / 3600)
+        assert row["energy_rejected"] == pytest.approx(still - 1, abs=1)
 
 
 def test_a_frozen_counter_without_power_samples_counts_with_the_mean_power(run: Any) -> None:
@@ -249,30 +260,33 @@ def test_a_frozen_counter_without_power_samples_counts_with_the_mean_power(run: 
     assert row["energy_measured_frac"] == pytest.approx(30 / 60, rel=1e-12)
 
 
-@pytest.mark.parametrize("has_power", [True, False])
-@pytest.mark.parametrize("collects_s", [60, 120, 600])
 @pytest.mark.parametrize("step_s", [10, 60])
-def test_an_exporter_that_reads_the_counter_rarely_is_measured(
-    run: Any, step_s: int, collects_s: int, has_power: bool
-) -> None:
+def test_an_exporter_that_reads_the_counter_rarely_is_measured(run: Any, step_s: int) -> None:
     """Its last reading may be as old as its interval."""
-    seconds, frame = scraped(step_s, has_power)
-    readings = np.interp(seconds // collects_s * collects_s, seconds, frame.energy_mj)
-    row = energy(run, frame.assign(energy_mj=readings))
-    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.03 + collects_s / 3600)
-    assert row["energy_measured_frac"] >= 0.98 - 2 * collects_s / 3600
+    cases = list(product((60, 120, 600), (True, False)))
+    frames = []
+    for collects_s, has_power in cases:
+        seconds, frame = scraped(step_s, has_power)
+        readings = np.interp(seconds // collects_s * collects_s, seconds, frame.energy_mj)
+        frames.append(frame.assign(energy_mj=readings))
+    for (collects_s, _), row in zip(cases, energies(run, frames), strict=True):
+        assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.03 + collects_s / 3600)
+        assert row["energy_measured_frac"] >= 0.98 - 2 * collects_s / 3600
 
 
 @pytest.mark.parametrize("step_s", [10, 60])
-@pytest.mark.parametrize(("from_s", "factor"), [(1800, 1 / 1000), (1800, 1000), (3000, 1 / 1000)])
-def test_another_unit_of_the_counter_is_unmeasured_time(run: Any, step_s: int, from_s: int, factor: float) -> None:
+def test_another_unit_of_the_counter_is_unmeasured_time(run: Any, step_s: int) -> None:
     """The exporter shows mJ, and after an upgrade J; or uJ."""
-    seconds, frame = scraped(step_s)
-    frame.loc[seconds >= from_s, "energy_mj"] *= factor
-    row = energy(run, frame)
-    assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.01)
-    assert row["energy_measured_frac"] == pytest.approx(from_s / 3600, abs=2 * step_s / 3600)
-    assert row["energy_resets"] == 0
+    cases = [(1800, 1 / 1000), (1800, 1000), (3000, 1 / 1000)]
+    frames = []
+    for from_s, factor in cases:
+        seconds, frame = scraped(step_s)
+        frame.loc[seconds >= from_s, "energy_mj"] *= factor
+        frames.append(frame)
+    for (from_s, _), row in zip(cases, energies(run, frames), strict=True):
+        assert row["energy_j"] == pytest.approx(USED_MJ[-1] / 1000, rel=0.01)
+        assert row["energy_measured_frac"] == pytest.approx(from_s / 3600, abs=2 * step_s / 3600)
+        assert row["energy_resets"] == 0
 
 
 def test_a_counter_that_shows_j_for_some_time_loses_nothing(run: Any) -> None:
@@ -288,14 +302,16 @@ def test_a_counter_in_j_has_no_energy(run: Any) -> None:
     assert (row["energy_j"], row["energy_rejected"]) == (None, 60)
 
 
-@pytest.mark.parametrize("readings", [2, 4, 8])
-@pytest.mark.parametrize("line_mj", [0.0, 1e9, 5e10], ids=["from 0", "lower", "near"])
-def test_a_dip_that_rises_and_returns_to_the_old_line_is_no_reset(run: Any, readings: int, line_mj: float) -> None:
-    counter = steady()
-    counter[20 : 20 + readings] = line_mj + steady(readings, 0.0)
-    row = energy(run, card(counter))
-    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-    assert (row["energy_resets"], row["energy_rejected"]) == (0, readings)
+def test_a_dip_that_rises_and_returns_to_the_old_line_is_no_reset(run: Any) -> None:
+    cases = list(product((2, 4, 8), (0.0, 1e9, 5e10)))
+    frames = []
+    for readings, line_mj in cases:
+        counter = steady()
+        counter[20 : 20 + readings] = line_mj + steady(readings, 0.0)
+        frames.append(card(counter))
+    for (readings, _), row in zip(cases, energies(run, frames), strict=True):
+        assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
+        assert (row["energy_resets"], row["energy_rejected"]) == (0, readings)
 
 
 def test_a_reset_counter_that_is_reset_again_is_two_resets(run: Any) -> None:
