@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 import click
+import msgspec
 
 from almanac.errors import AlmanacError, StoreError
 from almanac.trusted_file import require_trusted
@@ -120,7 +121,7 @@ class Runner:
                     self.argv(task), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                     pass_fds=(lock.fileno(),),
                 )  # fmt: skip
-        except (OSError, AlmanacError) as error:
+        except (OSError, ValueError, AlmanacError) as error:  # ValueError: quotes that do not match
             lock.close()
             self._end(task, LastRun(now_s, now_s, NOT_STARTED), f"cannot be started: {error}")
             return
@@ -161,7 +162,7 @@ class Runner:
     def _note(self, task: Task, run: LastRun) -> bool:
         path = self.folder / f"{task.name}.json"
         try:
-            write_atomically(path, run.text().encode(), READABLE)
+            write_atomically(path, msgspec.json.encode(run), READABLE)
         except OSError as error:
             _say(f"{path}: cannot be written: {error.strerror}")
             return False
@@ -209,8 +210,8 @@ def command_line(app: App, task: Task) -> list[str]:
         raise FileNotFoundError(f"there is no program {name} in PATH")
     require_trusted(program)
     given = [("--config", app.config_path), ("--store", app.store_path), ("--cluster", app.cluster_name)]
-    # almanac-distribute knows --config only.
-    options = [part for key, value in given[: 3 if name == "almanac" else 1] if value for part in (key, value)]
+    taken = given[: {"almanac": 3, "almanac-distribute": 1}.get(name, 0)]
+    options = [part for key, value in taken if value for part in (key, value)]
     cat = shutil.which("systemd-cat") if "JOURNAL_STREAM" in os.environ else None
     return [*((cat, f"--identifier=almanac-{task.name}") if cat else ()), program, *options, *words]
 

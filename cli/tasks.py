@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from almanac.config_file import SYSTEM_FILE, find_config
 from almanac.errors import ConfigError
-from almanac.plain_file import read_json
+from almanac.plain_file import read_plain
 from almanac.trusted_file import read_trusted
 from almanac.units import did_you_mean, printable
 from cli.app import App
@@ -26,20 +25,19 @@ ON_TIME_S = 120
 """A run that is at most this late is on time: a busy host may skip a minute."""
 _MOST_BYTES = 1 << 16
 _MOST_RUN_BYTES = 4096
-_MOST_S = 2**40
+Second = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A command and its schedule. at_min: first minute of the day, local. is_made_up: one missed run is made up."""
 
     name: str
     command: str
-    every_min: int
-    at_min: int
-    limit_min: int
+    every_min: Annotated[int, msgspec.Meta(ge=1, le=1440)]
+    at_min: Annotated[int, msgspec.Meta(ge=0, le=1439)]
+    limit_min: Annotated[int, msgspec.Meta(ge=1, le=10_080)]
     is_made_up: bool = True
-    memory_percent: int = 50
+    memory_percent: Annotated[int, msgspec.Meta(ge=1, le=100)] = 50
 
     def newest(self, now_s: int) -> int:
         """Return the newest scheduled time that is not after now_s."""
@@ -81,39 +79,29 @@ TASKS = {
         Task("report", "almanac report --due", 1, 0, 60),
         Task("metrics", "almanac metrics --textfile /var/lib/almanac-metrics/almanac.prom", 5, 3, 10),
         Task("reprioritize", "almanac reprioritize", 5, 4, 10),
-        Task("reprioritize-apply", "almanac reprioritize --apply", 5, 4, 10),
         # What follows acts on the present: a run that was missed is not made up.
         Task("power", "almanac power apply", 10, 6, 10, is_made_up=False),
         Task("mig", "almanac mig apply", 15, 9, 60, is_made_up=False),
         Task("mig-raise", "almanac mig raise", 2, 1, 10, is_made_up=False),
-        Task("mig-raise-apply", "almanac mig raise --apply", 2, 1, 10, is_made_up=False),
         Task("place", "almanac place apply", 5, 1, 60, is_made_up=False),
     )
 }
-_RANGES = {"every_min": (1, 1440), "at_min": (0, 1439), "limit_min": (1, 10_080), "memory_percent": (1, 100)}
 
 
-@dataclass(frozen=True)
-class LastRun:
+class LastRun(msgspec.Struct, frozen=True):
     """ended_s and code: None while the task runs, or if the runner was killed meanwhile. code < 0: a signal."""
 
-    started_s: int
-    ended_s: int | None = None
+    started_s: Second
+    ended_s: Second | None = None
     code: int | None = None
-
-    def text(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
 
 
 def read_last_run(folder: Path, name: str) -> LastRun | None:
     """Return a task's last run; None if there is none, or if its file cannot be used."""
     try:
-        found = read_json(folder / f"{name}.json", _MOST_RUN_BYTES)
-        run = LastRun(*(found[key] for key in ("started_s", "ended_s", "code")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(read_plain(folder / f"{name}.json", _MOST_RUN_BYTES), type=LastRun)
+    except (OSError, msgspec.MsgspecError):
         return None
-    numbers = (run.started_s, *(one for one in (run.ended_s, run.code) if one is not None))
-    return run if all(type(one) is int and abs(one) <= _MOST_S for one in numbers) else None
 
 
 def state_folder(store: Path, user: str) -> Path:
@@ -137,20 +125,21 @@ def read_tasks(path: Path) -> dict[str, list[Task]]:
         raise ConfigError(f"{path}: cannot be read: {error}", "make the file readable, in UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {printable(str(error))}", "correct that line") from error
-    tables = {name: value for name, value in data.items() if isinstance(value, dict)}
-    known = TASKS | {name: _changed(_task(name, TASKS, path), table, path) for name, table in tables.items()}
-    users = {user: _named(user, names, known, path) for user, names in data.items() if user not in tables}
-    every = [task.name for tasks in users.values() for task in tasks]
+    known, users = dict(TASKS), dict[str, list[str]]()
+    for key, value in data.items():
+        try:
+            if isinstance(value, dict):
+                shipped = msgspec.structs.asdict(_task(key, TASKS, path))
+                known[key] = msgspec.convert(shipped | value | {"name": key}, Task)
+            else:
+                users[key] = msgspec.convert(value, list[str])
+        except msgspec.ValidationError as error:
+            said = f"{path}: {printable(key, 80)}: {printable(str(error))}"
+            raise ConfigError(said, "write a user's tasks as a list, and a task's changes as a table") from error
+    every = [name for names in users.values() for name in names]
     if twice := next((name for name in every if every.count(name) > 1), None):
-        raise ConfigError(f"{path}: {twice} is listed twice", "list each task once, for the user who runs it")
-    return users
-
-
-def _named(user: str, names: Any, known: Mapping[str, Task], path: Path) -> list[Task]:
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        said = f"{path}: {printable(user, 80)} is {type(names).__name__}, expected a list of tasks, or a task's table"
-        raise ConfigError(said, f'write, for example, {printable(user, 80)} = ["ingest"]')
-    return [_task(name, known, path) for name in names]
+        raise ConfigError(f"{path}: {printable(twice, 80)} is listed twice", "list each task once, for one user")
+    return {user: [_task(name, known, path) for name in names] for user, names in users.items()}
 
 
 def _task(name: str, known: Mapping[str, Task], path: Path) -> Task:
@@ -158,18 +147,6 @@ def _task(name: str, known: Mapping[str, Task], path: Path) -> Task:
         said = f"{path}: there is no task {printable(name, 80)!r}"
         raise ConfigError(said, f"{did_you_mean(name, known)}tasks: {', '.join(known)}")
     return known[name]
-
-
-def _changed(task: Task, table: Mapping[str, Any], path: Path) -> Task:
-    for key, value in table.items():
-        where = f"{path}: [{task.name}] {printable(key, 80)}"
-        if key not in _RANGES:
-            raise ConfigError(f"{where}: unknown key", f"{did_you_mean(key, _RANGES)}keys: {', '.join(_RANGES)}")
-        low, high = _RANGES[key]
-        if type(value) is not int or not low <= value <= high:
-            seen = value if type(value) is int and abs(value) < _MOST_S else type(value).__name__
-            raise ConfigError(f"{where} is {seen}, expected a whole number, {low} to {high}", "correct the value")
-    return dataclasses.replace(task, **table)
 
 
 def list_tasks(app: App) -> list[tuple[Task, str | None, LastRun | None]]:

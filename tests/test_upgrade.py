@@ -28,6 +28,7 @@ sh /in/postinst configure 0.0
 sh /in/postinst configure 0.0 2>/dev/null
 echo ==
 cat /etc/almanac/tasks.toml
+echo ==
 ls $units/timers.target.wants | grep almanac || true
 cat $units/almanac*.service.d/from-timers.conf 2>/dev/null || true
 """
@@ -46,7 +47,7 @@ UPGRADES = {
         "reprioritize mig-raise",
         "settings almanac-reprioritize.service '\nExecStart=\nExecStart=/usr/bin/almanac reprioritize --apply'\n"
         "settings almanac-mig-raise.service '\nExecStart=\nExecStart=/usr/bin/almanac mig raise --apply'",
-        [["reprioritize-apply", "mig-raise-apply"], []],
+        [["reprioritize", "mig-raise"], []],
         ["almanac"],
         [],
     ),
@@ -60,6 +61,13 @@ UPGRADES = {
     ),
 }
 SAID = {"as root": "mig no longer runs, because", "elsewhere": "ingest: limits and times in"}
+
+COMMANDS = {
+    "acting": {
+        "reprioritize": {"command": "almanac reprioritize --apply"},
+        "mig-raise": {"command": "almanac mig raise --apply"},
+    }
+}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -76,8 +84,10 @@ def test_an_upgrade_starts_what_was_enabled_and_nothing_else(tmp_path: Path, nam
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("==\n")[1].splitlines()
-    assert [tomllib.loads(line) for line in lines[1:3]] == [{"almanac": tasks[0]}, {"root": tasks[1]}]
-    assert lines[3:] == [*(f"{timer}.timer" for timer in timers), *kept]
+    _, text, rest = done.stdout.split("==\n")
+    written = tomllib.loads(text)
+    assert [written.pop("almanac"), written.pop("root")] == tasks
+    assert written == COMMANDS.get(name, {})
+    assert rest.splitlines() == [*(f"{timer}.timer" for timer in timers), *kept]
     said = [line for line in done.stderr.splitlines() if line.startswith("slurm-almanac: ")]
     assert [line.startswith(f"slurm-almanac: {SAID[name]}") for line in said] == ([True] if name in SAID else [])

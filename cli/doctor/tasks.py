@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from almanac.units import format_duration
 from cli.app import App
 from cli.doctor.findings import Check
-from cli.tasks import LastRun, Task, list_tasks
+
+if TYPE_CHECKING:
+    from cli.tasks import LastRun, Task
 
 
 def check_tasks(app: App) -> Iterator[Check]:
     """Yields nothing if tasks.toml lists no task."""
+    from cli.tasks import list_tasks
+
     found = [(task, user, last) for task, user, last in list_tasks(app) if user]
     checks = [check for task, user, last in found if (check := _check(task, user, last, app.now_s()))]
     yield from checks

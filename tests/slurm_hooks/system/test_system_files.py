@@ -70,7 +70,7 @@ def test_no_task_is_unbounded_and_what_acts_on_the_present_is_not_made_up() -> N
         assert 0 < task.limit_min <= 360 and 0 < task.memory_percent <= 50
         assert 0 <= task.at_min < task.every_min and 1440 % task.every_min == 0
     late = {name for name, task in TASKS.items() if not task.is_made_up}
-    assert late == {"power", "mig", "mig-raise", "mig-raise-apply", "place"}
+    assert late == {"power", "mig", "mig-raise", "place"}
     assert TASKS["power"].limit_min <= TASKS["power"].every_min
 
 
