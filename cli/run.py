@@ -198,8 +198,8 @@ def _held_bytes(sessions: set[int]) -> dict[int, int]:
     return held
 
 
-def command_line(app: App, task: Task) -> list[str]:
-    """Return the words of a task's command, as a service of systemd with its own name in the journal.
+def command_line(app: App, task: Task, *, to_journal: bool) -> list[str]:
+    """Return the words of a task's command. to_journal: under a name of its own.
 
     Raises OSError if the program is not there, and for root ConfigError if others can change it.
     """
@@ -212,7 +212,7 @@ def command_line(app: App, task: Task) -> list[str]:
     given = [("--config", app.config_path), ("--store", app.store_path), ("--cluster", app.cluster_name)]
     taken = given[: {"almanac": 3, "almanac-distribute": 1}.get(name, 0)]
     options = [part for key, value in taken if value for part in (key, value)]
-    cat = shutil.which("systemd-cat") if "JOURNAL_STREAM" in os.environ else None
+    cat = shutil.which("systemd-cat") if to_journal else None
     return [*((cat, f"--identifier=almanac-{task.name}") if cat else ()), program, *options, *words]
 
 
@@ -240,7 +240,13 @@ def command(app: App, logs: Path | None, is_list: bool, as_json: bool) -> int:
         raise StoreError(f"{folder}: cannot be made: {error.strerror}", "run this as the store's owner") from error
     # Its tasks end with it.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    runner = Runner(folder, lambda: read_tasks(path).get(app.caller, ()), lambda task: command_line(app, task), logs)
+    to_journal = logs is None and "JOURNAL_STREAM" in os.environ
+    runner = Runner(
+        folder,
+        tasks=lambda: read_tasks(path).get(app.caller, ()),
+        argv=lambda task: command_line(app, task, to_journal=to_journal),
+        logs=logs,
+    )
     runner.run()
     if runner.failed:
         _say(f"{counted(runner.failed, 'run')} of tasks failed")
@@ -250,10 +256,13 @@ def command(app: App, logs: Path | None, is_list: bool, as_json: bool) -> int:
 def _show(app: App, as_json: bool) -> None:
     found = list_tasks(app)
     if as_json:
-        runs = [(last.started_s, last.ended_s, last.code) if last else (None,) * 3 for _, _, last in found]
-        keys = ("task", "user", "when", "started_s", "ended_s", "code")
-        rows = [(task.name, user, task.when, *run) for (task, user, _), run in zip(found, runs, strict=True)]
-        click.echo(json_text([dict(zip(keys, row, strict=True)) for row in rows]))
+        never = dict.fromkeys(LastRun.__struct_fields__)
+        rows = [
+            {"task": task.name, "user": user, "command": task.command, "when": task.when}
+            | (msgspec.structs.asdict(last) if last else never)
+            for task, user, last in found
+        ]
+        click.echo(json_text(rows))
         return
     cells = [(task.name, user or "-", task.when, *_told(last)) for task, user, last in found]
     show_table(("task", "user", "when", "last run", "took", "exit"), cells)

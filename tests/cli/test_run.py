@@ -206,8 +206,13 @@ def test_a_task_that_holds_too_much_memory_is_ended_and_no_other(
     # In a child of the task's, which counts for it.
     hungry = minutely("hungry", f"{sys.executable} -c 'x = bytearray(150 << 20); import time; time.sleep(60)'; exit 0")
     modest = minutely("modest", f"until [ -e {tmp_path}/go ]; do sleep 0.01; done")
-    runs = runner(hungry, modest, now=lambda: NOON_S)
-    monkeypatch.setattr(runs, "_end", lambda *told: (Runner._end(runs, *told), (tmp_path / "go").touch()))
+    runs, end = runner(hungry, modest), Runner._end
+
+    def ended(self: Runner, task: Task, run: LastRun, why: str) -> None:
+        end(self, task, run, why)
+        (tmp_path / "go").touch()
+
+    monkeypatch.setattr(Runner, "_end", ended)
     runs.run()
     assert read_last_run(tmp_path, "hungry") == LastRun(NOON_S, NOON_S, -signal.SIGKILL)
     assert read_last_run(tmp_path, "modest") == LastRun(NOON_S, NOON_S, 0)
@@ -292,7 +297,7 @@ def test_a_run_gives_tasks_its_options_and_keeps_what_each_says(site: Path) -> N
     rows = {row["task"]: row for row in json.loads(called(site, "--json").stdout)}
     assert (rows["power"]["code"], rows["report"]["code"], rows["train"]["user"]) == (3, 0, "others")
     assert rows["report"]["started_s"] <= rows["report"]["ended_s"] <= time.time()
-    assert rows["ingest"]["user"] is None
+    assert (rows["ingest"]["user"], rows["ingest"]["code"]) == (None, None)
 
 
 def test_without_a_list_of_tasks_nothing_starts(site: Path) -> None:
@@ -307,9 +312,8 @@ def test_each_task_is_in_the_journal_under_its_own_name(site: Path, monkeypatch:
     (site / "bin/systemd-cat").write_text("#!/bin/sh\n")
     (site / "bin/systemd-cat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{site}/bin")
-    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
     monkeypatch.setattr("sys.argv", [f"{site}/bin/almanac"])
-    words = command_line(App(), TASKS["power"])
+    words = command_line(App(), TASKS["power"], to_journal=True)
     assert words == [f"{site}/bin/systemd-cat", "--identifier=almanac-power", f"{site}/bin/almanac", "power", "apply"]
 
 
