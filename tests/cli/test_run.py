@@ -305,7 +305,6 @@ def test_without_a_list_of_tasks_nothing_starts(site: Path) -> None:
     done = called(site)
     assert done.returncode == 3
     assert f"error: {site}/tasks.toml: there is no such file\ntry: name the tasks" in done.stderr
-    assert "ingest" in called(site, "--list").stdout
 
 
 def test_each_task_is_in_the_journal_under_its_own_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
