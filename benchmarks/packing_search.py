@@ -1,7 +1,7 @@
 """The search for GPU shares: how near to the best of all 100 pairs, in how many tries.
 
 Run: benchmarks/packing_search.py [TABLES], by default 1,000 random tables of each kind of
-`simulator.packing.share_tables`.
+`share_tables`.
 The goals are those of two jobs: at most 13 tries. Remaining times differ by up to 25 times, utilizations are random.
 Beside it stand algorithm 1 as printed (only the job of less priority is lowered, by 10% a try), runs at the same time,
 and tasks of unequal length.
@@ -17,6 +17,7 @@ from itertools import product
 
 import numpy as np
 from figures import Figure, main
+from share_tables import CONCAVE, JOINTLY_CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
 
 from advisor.decisions.pack_shares import (
     LEVELS,
@@ -31,7 +32,6 @@ from advisor.decisions.pack_shares import (
     record,
     start_search,
 )
-from simulator.packing.share_tables import CONCAVE, JOINTLY_CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
 
 NEAR, MOST_TRIES = 0.02, 13
 AT_ONCE, LONGER, RUNS = 16, 10, 160

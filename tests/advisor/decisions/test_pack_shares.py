@@ -20,7 +20,7 @@ from advisor.decisions.pack_shares import (
     record,
     start_search,
 )
-from simulator.packing.share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
+from benchmarks.share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
 
 TWO = (PackedJob(), PackedJob())
 

@@ -8,8 +8,8 @@ import math
 import pandas as pd
 import pytest
 
-from advisor.evaluation.packing import replay_pairs
 from almanac.config import AdviceSection, Tier
+from benchmarks.packed_pairs import replay_pairs
 from telemetry.demo_site.hostile import proof_shape
 from telemetry.demo_site.plan import plan_site
 from telemetry.demo_site.record import record_of
