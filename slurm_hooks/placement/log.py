@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -131,14 +131,6 @@ class PlacementLog:
         delays = tuple(line.delay_s for line in lines if line.delay_s is not None and line.what == "restarted")
         newest = standing(lines, lambda line: line.job_id, lambda line: line.what == "dropped")
         return PlacementHistory(newest, requeues, delays)
-
-    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
-        """The number of lines that match. Raises StoreError."""
-        return self._lines.number(matches)
-
-    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Remove the lines that match, while no run of `almanac place` is under way. Raises StoreError."""
-        self._lines.remove(matches)
 
     def _require_safe(self) -> None:
         """Raises StoreError where anybody else could have written the record: its texts go to Slurm."""
