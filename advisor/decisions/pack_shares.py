@@ -8,9 +8,9 @@ The search differs from the printed algorithm, which lowers one side only, in th
 - among the tries that keep the bound below, a model of the measured throughputs chooses (`pack_model`);
 - after three tries in a row without gain, once all ranges are closed, it ends with the best shares.
 
-If every job has one best share whatever the others have (a single peak), the best of all shares is found within
-10 (M - 1) + 3 tries of M jobs, one after the other. On other tables, with concurrent runs, and beside shares that are
-held for long, it is the model's choice, not a bound, that counts.
+If every job has one best share whatever the others have (a single peak), and no two tries tie, the best of all shares
+is found within 10 (M - 1) + 3 tries of M jobs, one after the other. On other tables, with concurrent runs, and beside
+shares that are held for long, it is the model's choice, not a bound, that counts.
 """
 
 from __future__ import annotations
