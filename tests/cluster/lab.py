@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from layout import (
+    BMC,
     BMC_PORT,
     DB_PORT,
     FIRST_SPARE_PORT,
@@ -161,7 +162,7 @@ class SlurmLab:
             self._start_database()
             self._start_slurmdbd()
             self._start_slurmctld()
-            self._start_bmc()
+            self._start_bmcs()
             for node in NODES:
                 self.start_node(node)
             self._add_accounts()
@@ -190,14 +191,22 @@ class SlurmLab:
         {"slurmctld": self._start_slurmctld, "slurmdbd": self._start_slurmdbd}[name]()
 
     def bmc(self, wanted: str, *nodes: str) -> str:
-        """Asks the nodes' BMCs, as Slurm's programs do: status, on, off, broken (the node never boots), mended."""
-        url = f"http://127.0.0.1:{self.base_port + BMC_PORT}"
-        return self.run(sys.executable, HERE / "lab_bmc.py", url, wanted, *nodes).stdout
+        """Switches nodes as their BMCs do: status, on, off, broken (the node never boots), mended."""
+        settings = [f"{name}={value}" for name, value in self._bmc_env.items()]
+        return "".join(self.run("env", *settings, BMC, node, wanted).stdout for node in nodes)
 
-    def _start_bmc(self) -> None:
-        self.start_daemon(
-            "bmc", sys.executable, HERE / "lab_bmc.py", "serve", self.root, str(self.base_port + BMC_PORT)
-        )
+    @property
+    def _bmc_env(self) -> dict[str, str]:
+        return {"BMC_FOLDER": str(self.root / "bmc/power"), "BMC_SWITCH": str(self.root / "hooks/node-switch")}
+
+    def _start_bmcs(self) -> None:
+        for node in NODES[:2]:
+            folder = self.root / "bmc" / node
+            files = ("-c", folder / "sim.conf", "-f", BMC.parents[1] / "etc/ipmi_sim.emu", "-s", folder)
+            self.start_daemon(f"bmc.{node}", "ipmi_sim", "-n", *files, env=self._bmc_env)
+        nodes, port = ",".join(NODES[2:]), str(self.base_port + BMC_PORT)
+        emulator = (sys.executable, HERE / "redfish_bmc.py", self.root / "bmc", BMC, nodes, port)
+        self.start_daemon("bmc.redfish", *emulator, env=self._bmc_env)
 
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -12,6 +13,8 @@ import socket
 import stat
 import string
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +24,27 @@ from processes import LabError
 HERE = Path(__file__).resolve().parent
 PROLOG = HERE.parents[1] / "slurm_hooks/prolog/almanac-gpus.sh"
 ENDED = HERE.parents[1] / "slurm_hooks/spool/almanac-ended.sh"
+BMC = HERE.parents[1] / "docker/bin/bmc"
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 PORTS_PER_LAB = 20
-# Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds.
+# Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds, 1 and 2 UDP of BMCs.
 CTLD_PORT, DBD_PORT, DB_PORT, BMC_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8, 9
 COMMANDS = (
     "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct",
-    "setpriv", "useradd",
+    "setpriv", "useradd", "ipmi_sim", "ipmitool", "openssl",
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS = (
     "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles",
-    "ended",
+    "ended", "bmc",
 )  # fmt: skip
+POWER_PACKAGES = ("almanac", "telemetry", "advisor", "slurm_hooks", "cli")
+POWER_MODULES = (
+    "sushy", "sushy-*", "requests", "urllib3", "idna", "charset_normalizer", "certifi", "dateutil", "stevedore", "pbr",
+    "ClusterShell", "msgspec",
+)  # fmt: skip
+"""What almanac-power-off and -on import."""
 SOCKET_PATH_MAX = 107
 
 
@@ -74,6 +84,18 @@ def free_ports(base: int | None = None) -> tuple[int, socket.socket]:
     raise LabError(f"no free block of {PORTS_PER_LAB} ports (tried {bases[0]} and {len(bases) - 1} more)")
 
 
+def python_for_others() -> str:
+    """This Python, or the host's of the same version: SlurmUser cannot reach one in root's home. Raises LabError."""
+    version = str(sys.version_info[:2])
+    for program in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3"):
+        argv = [program, "-I", "-c", "import sys; print(sys.version_info[:2])"]
+        with contextlib.suppress(OSError):
+            done = subprocess.run(argv, user="slurm", extra_groups=[], capture_output=True, text=True, check=False)
+            if done.stdout.strip() == version:
+                return program
+    raise LabError(f"no Python {version} that the user slurm can run: the power programs need one (/usr/bin/python3)")
+
+
 @dataclass(frozen=True)
 class Layout:
     """The files of one lab below `root`. write() may be repeated: keys and data of an earlier start stay."""
@@ -106,6 +128,8 @@ class Layout:
         shutil.chown(self.root / "db", "mysql", "mysql")
         self._write_conf()
         self._write_hooks()
+        self._write_bmcs()
+        self._copy_programs()
 
     def _make_user(self, user: str) -> None:
         """An account of the host (left there), with a home of this lab's own."""
@@ -173,6 +197,32 @@ class Layout:
         for when in ("prolog", "epilog"):
             self._fill("node-hook.in", f"hooks/{when}", 0o755, script=f"{self.root}/hooks/{PROLOG.name}", when=when)
         self._fill("ended-hook.in", "hooks/ended", 0o755, script=f"{self.root}/hooks/{ENDED.name}")
-        shutil.copy(HERE / "lab_bmc.py", self.root / "hooks")
+        self._fill("node-switch.in", "hooks/node-switch", 0o755)
+        python = python_for_others()
         for wanted in ("on", "off"):
-            self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python="/usr/bin/python3")
+            self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python=python)
+
+    def _write_bmcs(self) -> None:
+        """n1 and n2 have a BMC each that speaks IPMI, n3 and n4 one for both that speaks Redfish."""
+        names = ["-days", "9", "-subj", "/CN=bmc", "-addext", "subjectAltName=DNS:localhost"]
+        files = ["-keyout", self.root / "bmc/bmc.key", "-out", self.root / "bmc/bmc.crt"]
+        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names, *files]
+        subprocess.run(argv, check=True, capture_output=True, env={"PATH": PATH})
+        text = (HERE.parents[1] / "docker/etc/ipmi_sim.conf").read_text()
+        for number, node in enumerate(NODES[:2], 1):
+            (self.root / "bmc" / node).mkdir(exist_ok=True)
+            values = {"NODE": node, "ADDRESS": "127.0.0.1", "PORT": str(self.base_port + number), "BMC": str(BMC)}
+            filled = re.sub("@([A-Z]+)@", lambda match, values=values: values[match[1]], text)  # type: ignore[misc]
+            (self.root / f"bmc/{node}/sim.conf").write_text(filled)
+        self._fill("almanac-power.toml.in", "etc/almanac-power.toml", 0o644)
+        self._fill("bmc.toml.in", "etc/bmc.toml", 0o600)
+        shutil.chown(self.root / "etc/bmc.toml", "slurm")
+
+    def _copy_programs(self) -> None:
+        """The power programs, where SlurmUser can read them: the checkout may be closed to others."""
+        installed = Path(sysconfig.get_paths()["purelib"])
+        found = [HERE.parents[1] / name for name in POWER_PACKAGES]
+        found += [path for name in POWER_MODULES for path in installed.glob(name)]
+        for path in found:
+            ignored = shutil.ignore_patterns("__pycache__", "tests")
+            shutil.copytree(path, self.root / "lib" / path.name, ignore=ignored, dirs_exist_ok=True)
