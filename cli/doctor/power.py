@@ -46,10 +46,10 @@ def check_power(app: App) -> Iterator[Check]:
     """Yields nothing without node sets, or with power.mode = "off"."""
     if app.config.power.mode == "off" or not app.config.node_sets:
         return
-    from slurm_hooks.power.settings import read_settings
+    from slurm_hooks.power.settings import read_settings, values_of
 
     backend = app.backend
-    values = _values(backend.configuration())
+    values = values_of(backend.configuration())
     hosts = {re.split(r"[(:]", part)[0] for key, part in values.items() if key.startswith("SlurmctldHost")}
     seen = Seen(
         app.config, values, read_settings(backend), backend.nodes(), socket.gethostname().split(".")[0] in hosts
@@ -192,11 +192,6 @@ def _bmc_file(seen: Seen) -> Iterator[Check]:
             f"({needed_s:g} s): Slurm could wake a node that is still shutting down",
             f"set SuspendTimeout={needed_s:.0f} in slurm.conf, or lower soft_s",
         )
-
-
-def _values(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {key.strip(): value.strip().replace("(null)", "") for key, equals, value in pairs if equals}
 
 
 def _some(names: Sequence[str]) -> str:

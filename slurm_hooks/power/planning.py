@@ -40,7 +40,6 @@ from telemetry.slurm.node_sets import LiveDemand, live_demand, members
 RESERVED_AHEAD_S = 3600
 """A node whose reservation starts within this time, and that of a boot, stays on; a sleeping one wakes."""
 HORIZON_MIN = HORIZON * STEP_MIN
-_IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
 
 
 class DemandSource(Protocol):
@@ -120,7 +119,7 @@ class Planner:
     def plan(self) -> PowerPlan:
         """What a run would do now; nothing is written, nobody is told. Raises CommandError, ConfigError."""
         now_s = int(self.clock())
-        memory, fault = self._memory(now_s)
+        memory, fault = self.folder.load_or_fault(self.cluster)
         settings = read_settings(self.backend)
         listed = self.backend.nodes()
         exceptions = self._site_exceptions(settings, memory, listed)
@@ -166,12 +165,6 @@ class Planner:
             excluded=replace(settings, exceptions=exceptions).excluded(listed) | self._excluded(),
             reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
         )
-
-    def _memory(self, now_s: int) -> tuple[PowerState, str]:
-        try:
-            return self.folder.load(self.cluster), ""
-        except StoreError as error:
-            return PowerState(cluster=self.cluster), f"{error}; {error.hint}"
 
     def _accounting_fault(self) -> str:
         try:
