@@ -19,12 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from bmc_emulators import BMC, bmc_env, ipmi_argv, redfish_argv
 from layout import (
-    BMC,
     BMC_PORT,
     DB_PORT,
     FIRST_SPARE_PORT,
-    HERE,
     NODES,
     PATH,
     PORTS_PER_LAB,
@@ -197,16 +196,13 @@ class SlurmLab:
 
     @property
     def _bmc_env(self) -> dict[str, str]:
-        return {"BMC_FOLDER": str(self.root / "bmc/power"), "BMC_SWITCH": str(self.root / "hooks/node-switch")}
+        return bmc_env(self.root / "bmc", self.root / "hooks/node-switch")
 
     def _start_bmcs(self) -> None:
-        for node in NODES[:2]:
-            folder = self.root / "bmc" / node
-            files = ("-c", folder / "sim.conf", "-f", BMC.parents[1] / "etc/ipmi_sim.emu", "-s", folder)
-            self.start_daemon(f"bmc.{node}", "ipmi_sim", "-n", *files, env=self._bmc_env)
-        nodes, port = ",".join(NODES[2:]), str(self.base_port + BMC_PORT)
-        emulator = (sys.executable, HERE / "redfish_bmc.py", self.root / "bmc", BMC, nodes, port)
-        self.start_daemon("bmc.redfish", *emulator, env=self._bmc_env)
+        """n1 has a BMC that speaks IPMI, the others one that speaks Redfish."""
+        folder, port = self.root / "bmc", self.base_port + BMC_PORT
+        self.start_daemon("bmc.ipmi", *ipmi_argv(folder, NODES[0], port), env=self._bmc_env)
+        self.start_daemon("bmc.redfish", *redfish_argv(folder, ",".join(NODES[1:]), port), env=self._bmc_env)
 
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)

@@ -24,11 +24,10 @@ from processes import LabError
 HERE = Path(__file__).resolve().parent
 PROLOG = HERE.parents[1] / "slurm_hooks/prolog/almanac-gpus.sh"
 ENDED = HERE.parents[1] / "slurm_hooks/spool/almanac-ended.sh"
-BMC = HERE.parents[1] / "docker/bin/bmc"
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 PORTS_PER_LAB = 20
-# Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds, 1 and 2 UDP of BMCs.
+# Offsets from a lab's first port, which only claims the block; 1 to 4 are the slurmds.
 CTLD_PORT, DBD_PORT, DB_PORT, BMC_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8, 9
 COMMANDS = (
     "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct",
@@ -128,7 +127,6 @@ class Layout:
         shutil.chown(self.root / "db", "mysql", "mysql")
         self._write_conf()
         self._write_hooks()
-        self._write_bmcs()
         self._copy_programs()
 
     def _make_user(self, user: str) -> None:
@@ -201,19 +199,6 @@ class Layout:
         python = python_for_others()
         for wanted in ("on", "off"):
             self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python=python)
-
-    def _write_bmcs(self) -> None:
-        """n1 and n2 have a BMC each that speaks IPMI, n3 and n4 one for both that speaks Redfish."""
-        names = ["-days", "9", "-subj", "/CN=bmc", "-addext", "subjectAltName=DNS:localhost"]
-        files = ["-keyout", self.root / "bmc/bmc.key", "-out", self.root / "bmc/bmc.crt"]
-        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names, *files]
-        subprocess.run(argv, check=True, capture_output=True, env={"PATH": PATH})
-        text = (HERE.parents[1] / "docker/etc/ipmi_sim.conf").read_text()
-        for number, node in enumerate(NODES[:2], 1):
-            (self.root / "bmc" / node).mkdir(exist_ok=True)
-            values = {"NODE": node, "ADDRESS": "127.0.0.1", "PORT": str(self.base_port + number), "BMC": str(BMC)}
-            filled = re.sub("@([A-Z]+)@", lambda match, values=values: values[match[1]], text)  # type: ignore[misc]
-            (self.root / f"bmc/{node}/sim.conf").write_text(filled)
         self._fill("almanac-power.toml.in", "etc/almanac-power.toml", 0o644)
         self._fill("bmc.toml.in", "etc/bmc.toml", 0o600)
         shutil.chown(self.root / "etc/bmc.toml", "slurm")

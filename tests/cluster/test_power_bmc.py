@@ -1,6 +1,6 @@
 """almanac-power-off and -on, called by Slurm: what they refuse, and nodes that hang at boot.
 
-The BMCs are OpenIPMI's simulator (n1 and n2) and sushy-tools' emulator of Redfish (n3 and n4).
+The BMCs are OpenIPMI's simulator (n1) and sushy-tools' emulator of Redfish (the other nodes).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_nobody_cuts_a_node_by_calling_the_program(site: Site) -> None:
 
 def test_nodes_that_hang_at_boot_are_cut_and_boot_the_next_time(quick: None, site: Site) -> None:
     """Slurm gives them up after ResumeTimeout and calls ResumeFailProgram."""
-    nodes = ("n2", "n3")
+    nodes = ("n1", "n2")
 
     def tell(state: str) -> None:
         site.run("ctl", "root", "scontrol", "update", f"nodename={','.join(nodes)}", f"state={state}")

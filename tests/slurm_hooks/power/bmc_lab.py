@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bmc_emulators import BMC, bmc_env, ipmi_argv, redfish_argv
 
 ROOT = Path(__file__).resolve().parents[3]
-BMC, CLUSTER = ROOT / "docker/bin/bmc", ROOT / "tests/cluster"
+
 REDFISH = """
 [[bmc]]
 nodes = "n[1-2]"
@@ -140,26 +140,18 @@ class Bmcs:
         return sorted(path.read_text().splitlines()) if path.exists() else []
 
     def power(self, node: str, *change: str) -> str:
-        return bmc(self.lab.folder, node, *(change or ("status",))).split()[-1]
-
-
-def bmc(folder: Path, *argv: str) -> str:
-    """Run docker/bin/bmc as the emulators do."""
-    env = {"PATH": os.environ["PATH"], **bmc_env(folder)}
-    return subprocess.run([BMC, *argv], env=env, capture_output=True, text=True, check=True).stdout
-
-
-def bmc_env(folder: Path) -> dict[str, str]:
-    return {"BMC_FOLDER": str(folder / "power"), "BMC_SWITCH": str(folder / "switch")}
+        argv = [BMC, node, *(change or ("status",))]
+        env = bmc_env(self.lab.folder, self.lab.folder / "switch")
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 @contextmanager
-def server(lab: PowerLab, *argv: str | Path) -> Iterator[None]:
+def server(lab: PowerLab, argv: Sequence[str]) -> Iterator[None]:
     """A BMC emulator that runs in the lab's folder."""
     lab.program("switch", f'#!/bin/sh\necho "$1 $2" >>{lab.folder}/told\n')
     with (lab.folder / "server.log").open("ab") as log:
-        env = {**os.environ, **bmc_env(lab.folder)}
-        running = subprocess.Popen(argv, cwd=lab.folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        env = bmc_env(lab.folder, lab.folder / "switch")
+        running = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         yield
     finally:
@@ -168,34 +160,22 @@ def server(lab: PowerLab, *argv: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def redfish(lab: PowerLab, name: str = "localhost") -> Iterator[Bmcs]:
-    """sushy-tools' emulator. name: host of its certificate."""
-    certificate(lab.folder, name)
+def redfish(lab: PowerLab) -> Iterator[Bmcs]:
+    """The BMC of n1 and n2."""
     port = free_port(socket.SOCK_STREAM)
-    with server(lab, sys.executable, CLUSTER / "redfish_bmc.py", lab.folder, BMC, "n1,n2", str(port)):
+    with server(lab, redfish_argv(lab.folder, "n1,n2", port)):
         wait_for_port(port)
         yield Bmcs(lab, REDFISH.format(port=port, ca_file=lab.folder / "bmc.crt"))
 
 
 @contextmanager
 def ipmi(lab: PowerLab) -> Iterator[Bmcs]:
-    """OpenIPMI's simulator as the BMC of n1."""
+    """The BMC of n1."""
     if not (shutil.which("ipmi_sim") and shutil.which("ipmitool")):
         pytest.skip("needs ipmi_sim and ipmitool (scripts/packages.sh servers)")
     port = free_port(socket.SOCK_DGRAM)
-    text = (ROOT / "docker/etc/ipmi_sim.conf").read_text()
-    for name, value in {"NODE": "n1", "ADDRESS": "127.0.0.1", "PORT": str(port), "BMC": str(BMC)}.items():
-        text = text.replace(f"@{name}@", value)
-    (lab.folder / "sim.conf").write_text(text)
-    with server(lab, "ipmi_sim", "-n", "-c", "sim.conf", "-f", ROOT / "docker/etc/ipmi_sim.emu", "-s", "."):
+    with server(lab, ipmi_argv(lab.folder, "n1", port)):
         yield Bmcs(lab, IPMI.format(port=port))
-
-
-def certificate(folder: Path, name: str = "localhost") -> None:
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=bmc"]
-    files = ["-keyout", folder / "bmc.key", "-out", folder / "bmc.crt"]
-    argv = ["openssl", "req", "-x509", *kind, "-addext", f"subjectAltName=DNS:{name}", *files]
-    subprocess.run(argv, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})
 
 
 def free_port(kind: socket.SocketKind) -> int:

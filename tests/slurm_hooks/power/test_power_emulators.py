@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from bmc_lab import Bmcs, PowerLab, free_port, ipmi, redfish
+from bmc_lab import Bmcs, PowerLab, ipmi, redfish
 
 KINDS = {"ipmi": ipmi, "redfish": redfish}
 
@@ -81,22 +79,10 @@ def test_a_wrong_password_fails_and_is_not_shown(bmcs: Bmcs) -> None:
     assert line["result"] == "failed" and "hunter2" not in bmcs.lab.log.read_text() and bmcs.told == []
 
 
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
-        ("ALLOCATED+POWERING_DOWN", "it may run a job"),
-        ("IDLE+COMPLETING+POWERING_DOWN", "it may run a job"),
-        ("IDLE*+DRAIN", "nobody powers it down"),
-        ("IDLE+POWERED_DOWN+POWER_UP", "it is being woken"),
-    ],
-)
-def test_power_is_not_cut_unless_slurm_powers_the_node_down(secure: Bmcs, states: str, said: str) -> None:
-    secure.lab.states({"n1": states})
+def test_power_is_not_cut_of_a_busy_node_or_if_slurm_does_not_answer(secure: Bmcs) -> None:
+    secure.lab.states({"n1": "ALLOCATED+POWERING_DOWN"})
     line = secure.lab.run("off", "n1")["n1"]
-    assert line["result"] == "refused" and said in str(line["message"]) and secure.told == []
-
-
-def test_power_is_not_cut_where_slurm_does_not_answer(secure: Bmcs) -> None:
+    assert line["result"] == "refused" and "it may run a job" in str(line["message"])
     (secure.lab.folder / "slurm_is_lost").touch()
     (secure.lab.folder / "nodes").write_text("")
     line = secure.lab.run("off", "n1")["n1"]
@@ -124,16 +110,3 @@ def test_what_is_not_to_be_mended_is_tried_once_and_nothing_is_told(secure: Bmcs
         line = secure.lab.run("off", "n1")["n1"]
         assert (line["result"], line["tries"], said in str(line["message"])) == ("failed", 1, True), line
     assert secure.told == []
-
-
-def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
-    with redfish(PowerLab(tmp_path), name="other.example") as made:
-        made.reset()
-        line = made.lab.run("off", "n1")["n1"]
-        assert "certificate refused: Hostname mismatch" in str(line["message"]) and made.told == []
-
-
-def test_a_port_where_nobody_listens(secure: Bmcs) -> None:
-    port = secure.table.split("localhost:")[1].split('"')[0]
-    secure.configure(port, str(free_port(socket.SOCK_STREAM)))
-    assert "Connection refused" in str(secure.lab.run("off", "n1")["n1"]["message"])

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from bmc_lab import certificate
+from bmc_emulators import make_certificate
 
 from slurm_hooks.power.bmc_file import RedfishTable
 from slurm_hooks.power.bmc_methods import BmcError
@@ -59,7 +59,7 @@ class Service:
     """A BMC that answers as a test says."""
 
     def __init__(self, folder: Path) -> None:
-        certificate(folder)
+        make_certificate(folder)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "bmc.crt", folder / "bmc.key")
         self.handler = type("Here", (Handler,), {"answers": dict(SANE), "seen": []})
