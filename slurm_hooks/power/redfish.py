@@ -48,12 +48,13 @@ class Redfish:
         return _POWER[power]
 
     def set(self, wanted: Literal["on", "off", "soft"]) -> None:
+        """In one request after a look at the status: Slurm was asked just before."""
         with self._errors():
-            self._system().reset_system(_RESETS[wanted])
+            (self._found or self._system()).reset_system(_RESETS[wanted])
 
     def _system(self) -> Any:
         """The configured member of the Systems collection, or its only one, as it is now."""
-        if self._found is not None:
+        if self._found:
             self._found.refresh(force=True)
             return self._found
         login = BasicAuth(self._bmc.user.encode(), self._bmc.password.encode())  # in UTF-8; requests' own is Latin-1
