@@ -98,7 +98,8 @@ def _show(nodes: tuple[str, ...], file: BmcFile) -> int:
     from concurrent.futures import ThreadPoolExecutor
 
     from almanac.units import printable
-    from slurm_hooks.power.bmc_methods import BmcError, method_of
+    from slurm_hooks.power.bmc_file import BmcError
+    from slurm_hooks.power.bmc_methods import method_of
 
     def ask(node: str) -> tuple[str, bool]:
         if node not in file.by_node:

@@ -28,6 +28,14 @@ Given = Annotated[str, Meta(min_length=1)]
 Command = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
+class BmcError(Exception):
+    """What a BMC said, or did not say. is_final: another try would fail in the same way."""
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
 class Bmc(Struct, frozen=True, forbid_unknown_fields=True, tag_field="method"):
     """One [[bmc]] table: nodes that are powered in the same way. "{node}" in texts stands for the node's name."""
 

@@ -11,21 +11,13 @@ from typing import Literal, Protocol
 
 from almanac import bounded
 from almanac.errors import ConfigError
-from slurm_hooks.power.bmc_file import CommandTable, IpmiTable, RedfishTable, Table
+from slurm_hooks.power.bmc_file import BmcError, CommandTable, IpmiTable, RedfishTable, Table
 
 Wanted = Literal["on", "off", "soft"]
 """soft: ask the operating system to shut down."""
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "USER", "LOGNAME", "SLURM_CONF")
 _MOST_BYTES = 1 << 20
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class BmcError(Exception):
-    """What a BMC said, or did not say. is_final: another try would fail in the same way."""
-
-    def __init__(self, message: str, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.is_final = is_final
 
 
 class Method(Protocol):

@@ -19,9 +19,9 @@ from typing import Literal
 
 from almanac.units import printable
 from slurm_hooks.last_look import Facts, must_still_hold
-from slurm_hooks.power.bmc_file import BmcFile
+from slurm_hooks.power.bmc_file import BmcError, BmcFile
 from slurm_hooks.power.bmc_guard import NodeStates, why_not_off, why_not_on
-from slurm_hooks.power.bmc_methods import BmcError, Method, method_of
+from slurm_hooks.power.bmc_methods import Method, method_of
 
 POLL_S = 2.0
 LOCK_POLL_S = 0.2

@@ -15,8 +15,7 @@ import sushy
 from sushy.auth import BasicAuth
 from sushy.connector import Connector
 
-from slurm_hooks.power.bmc_file import RedfishTable
-from slurm_hooks.power.bmc_methods import BmcError
+from slurm_hooks.power.bmc_file import BmcError, RedfishTable
 from telemetry.sources.bounded_session import BoundedAdapter, BoundedSession
 
 _MOST_ANSWER = 1 << 20

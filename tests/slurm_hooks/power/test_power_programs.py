@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import ConfigError
-from slurm_hooks.power.bmc_file import IpmiTable, node_names, open_bmc_file, read_bmc_file
+from slurm_hooks.power.bmc_file import BmcError, IpmiTable, node_names, open_bmc_file, read_bmc_file
 from slurm_hooks.power.bmc_guard import parse_states, why_not_off, why_not_on
-from slurm_hooks.power.bmc_methods import BmcError, Ipmi
+from slurm_hooks.power.bmc_methods import Ipmi
 
 TOUCH = """
 [[bmc]]

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from bmc_emulators import make_certificate
 
-from slurm_hooks.power.bmc_file import RedfishTable
-from slurm_hooks.power.bmc_methods import BmcError
+from slurm_hooks.power.bmc_file import BmcError, RedfishTable
 from slurm_hooks.power.redfish import Redfish
 
 ROOT, SYSTEM = "/redfish/v1/", "/redfish/v1/Systems/n1"
