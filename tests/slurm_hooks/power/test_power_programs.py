@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -46,9 +45,12 @@ def done(lab: PowerLab) -> list[str]:
     return sorted(path.read_text().splitlines()) if path.exists() else []
 
 
-def test_a_sites_own_command_gets_the_nodes_name(lab: PowerLab) -> None:
+def test_a_sites_own_command_gets_the_nodes_name_and_the_log_a_line_for_each(lab: PowerLab) -> None:
     assert {line["result"] for line in lab.run("off", "n[1-2]").values()} == {"done"}
     assert done(lab) == ["off n1", "off n2"]
+    first, *nodes, last = lab.lines()
+    assert first["nodes"] == "n[1-2]" and first["count"] == 2 and last["ended"] == {"done": 2}
+    assert all(list(line)[2:] == ["node", "result", "message", "tries", "took_s"] for line in nodes)
 
 
 def test_a_password_reaches_ipmitool_and_nobody_else(lab: PowerLab) -> None:
@@ -191,7 +193,7 @@ def refusal(lab: PowerLab) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o700, 0o400])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o400])
 def test_another_mode_than_0600_is_refused(lab: PowerLab, mode: int) -> None:
     lab.bmc_file.chmod(mode)
     said = refusal(lab)
@@ -302,12 +304,3 @@ def test_states_of_every_release_are_read() -> None:
         "NodeName=n1 Arch=x86_64 State=IDLE*+DRAIN+POWERED_DOWN ThreadsPerCore=1 Reason=State=DOWN"
     ) == {"n1": frozenset({"IDLE", "DRAIN", "POWERED_DOWN"})}
     assert parse_states("Node n9 not found\nJobId=1 State=IDLE\n") == {}
-
-
-def test_log_lines_are_json(lab: PowerLab) -> None:
-    lab.run("off", "n[1-2]")
-    first, *nodes, last = lab.lines()
-    assert first["nodes"] == "n[1-2]" and first["count"] == 2 and last["ended"] == {"done": 2}
-    assert {json.dumps(sorted(line)) for line in nodes} == {
-        json.dumps(["message", "node", "program", "result", "time", "took_s", "tries"])
-    }
