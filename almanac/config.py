@@ -6,18 +6,18 @@ docs/configuration.md is generated.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from almanac.gpu_type_config import GpuAdvice as GpuAdvice
-from almanac.gpu_type_config import GpuType as GpuType
-from almanac.link_config import Link as Link
-from almanac.mig_config import Mig as Mig
-from almanac.mig_raise_config import MigRaise as MigRaise
-from almanac.packing_config import Packing as Packing
-from almanac.placement_config import Placement as Placement
-from almanac.power_config import NodeSet as NodeSet
-from almanac.power_config import Power as Power
+from almanac.actions_config import Mig as Mig
+from almanac.actions_config import MigRaise as MigRaise
+from almanac.actions_config import NodeSet as NodeSet
+from almanac.actions_config import Placement as Placement
+from almanac.actions_config import Power as Power
+from almanac.submit_config import GpuAdvice as GpuAdvice
+from almanac.submit_config import GpuType as GpuType
 from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
 from almanac.submit_config import Tier as Tier
@@ -31,6 +31,14 @@ FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
 MailFrequency = Literal["every", "useful", "digest", "off"]
+
+
+PLACEHOLDERS = (
+    "job_id", "shown_id", "user", "account", "partition", "cluster", "start_s", "end_s", "start_ms", "end_ms",
+)  # fmt: skip
+"""What the address of a link can name. shown_id: as Slurm shows it, such as 1234_5 for a task of an array."""
+MOST_LINKS = 8
+PLACEHOLDER = r"\{([^{}]*)\}"
 
 
 @dataclass(frozen=True)
@@ -318,6 +326,36 @@ class Mail:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """Advice on jobs of one user that can share a GPU. The risk to run out of memory is [advice] risk."""
+
+    advise: bool = _key(True, "say which of a user's jobs can share a GPU")
+    min_gain: float = _key(
+        1.15, "least work per GPU-hour, as a multiple of one job alone, that sharing must surely bring", low=1, high=4
+    )
+    context_mib: int = _key(500, "memory of each job's CUDA context beside its own peak, MiB", low=0, high=16384)
+    min_runs: int = _key(5, "runs with SM_ACTIVE and DRAM_ACTIVE that a job family needs", low=1, high=20)
+    min_coverage: float = _key(0.7, "share of the samples of both that must be known", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link from the report of each job to another page, such as a dashboard. A link without a known value, such as
+    the start of a job that never started, is left out.
+    """
+
+    name: str = _key("", "text of the link, such as Open in Grafana")
+    url: str = _key("", f"address, http or https, which can name {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}")
+
+    def filled(self, values: Mapping[str, str]) -> str | None:
+        """The address for a job. values: by placeholder, URL-encoded; None if one is missing."""
+        names = re.findall(PLACEHOLDER, self.url)
+        if any(name not in values for name in names):
+            return None
+        return re.sub(PLACEHOLDER, lambda found: values[found[1]], self.url)
+
+
+@dataclass(frozen=True)
 class Config:
     site: Site = Site()
     store: StoreSection = StoreSection()
@@ -342,7 +380,7 @@ class Config:
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     placement: Placement = Placement()  # noqa: RUF009
     gpu_advice: GpuAdvice = GpuAdvice()  # noqa: RUF009
-    packing: Packing = Packing()  # noqa: RUF009
+    packing: Packing = Packing()
     tiers: tuple[Tier, ...] = ()
     gpu_types: tuple[GpuType, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()

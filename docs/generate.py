@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from almanac.config import Config, Link, NodeSet, Tier
-from almanac.link_config import MOST_LINKS
+from almanac.config import MOST_LINKS, Config, Link, NodeSet, Tier
 from cli.main import cli
 from reports.job.rules import packaged
 from reports.job.site_rules import known_names

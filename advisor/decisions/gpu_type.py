@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from advisor.waits.view import TypeWait
-from almanac.gpu_type_config import GpuAdvice
+from almanac.submit_config import GpuAdvice
 from almanac.units import format_duration
 
 MEASURED = "own runs"

@@ -9,9 +9,8 @@ from advisor.waits.build import build_view, types_on
 from advisor.waits.estimate import estimate_waits
 from almanac.config import Config
 from almanac.errors import ConfigError
-from almanac.gpu_type_config import GpuType
 from almanac.records import Duration, Request
-from almanac.submit_config import SITE
+from almanac.submit_config import SITE, GpuType
 from slurm_hooks.advice.waits_file import NAME, WaitsFile, render_waits
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner

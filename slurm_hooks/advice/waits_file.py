@@ -25,8 +25,7 @@ from typing import cast, get_args
 
 from advisor.waits.view import TypeWait
 from almanac.errors import FileFormatError
-from almanac.gpu_type_config import GpuAdvice, GpuType
-from almanac.submit_config import SITE, TierKind
+from almanac.submit_config import SITE, GpuAdvice, GpuType, TierKind
 
 NAME = "waits"
 MAX_BYTES = 65_536

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from almanac.actions_config import Mig
 from almanac.bounded import Done, run
 from almanac.errors import CommandError
 from almanac.mig import MigModel
-from almanac.mig_config import Mig
 from almanac.units import printable
 from slurm_hooks.mig.layouts import Layout, gpu_types, parse_export, parted_config
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from advisor.decisions.mig_raise import PendingSlice, decide_raises
-from almanac.mig_raise_config import MigRaise
+from almanac.actions_config import MigRaise
 from almanac.records import Counts
 from almanac.units import MOST_USER_TEXT, format_duration
 from slurm_hooks.mig.raise_log import RaiseKind, RaiseLine

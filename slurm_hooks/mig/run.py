@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from advisor.decisions.mig_layout import LayoutChange
 from almanac import __version__
+from almanac.actions_config import MigMode
 from almanac.errors import AlmanacError, CommandError
-from almanac.mig_config import MigMode
 from almanac.units import printable
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus

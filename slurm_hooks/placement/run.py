@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from almanac import __version__
+from almanac.actions_config import Placement
 from almanac.errors import CommandError, ConfigError
-from almanac.placement_config import Placement
 from almanac.units import DAY_S, format_duration
 from slurm_hooks.last_look import GONE, Facts, batches, job_facts, must_still_hold, requeued_facts
 from slurm_hooks.mig.raise_run import require_release

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from almanac.power_config import ActuatorName
+from almanac.actions_config import ActuatorName
 from slurm_hooks.last_look import Facts, must_still_hold
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON
 from slurm_hooks.power.plan import Kept

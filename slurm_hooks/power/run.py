@@ -11,8 +11,8 @@ from typing import Any
 
 from advisor.decisions.power_nodes import NodeFlag, may_power_down
 from almanac import __version__
+from almanac.actions_config import PowerMode
 from almanac.errors import StoreError
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.power.actuators import ByName, mark_facts, quarantine, resume, set_exceptions, unchanged, wake

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from almanac.actions_config import PowerMode
 from almanac.config import Config
 from almanac.errors import StoreError
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import PowerState

@@ -14,8 +14,8 @@ from processes import wait_until
 from site_commands import SiteCommands
 from sites import HOSTS, Site
 
+from almanac.actions_config import Placement
 from almanac.errors import ConfigError
-from almanac.placement_config import Placement
 from almanac.records import Counts
 from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.placement.moves import Move, plan_moves

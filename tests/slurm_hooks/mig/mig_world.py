@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.decisions.mig_layout import LayoutChange
-from almanac.mig_config import Mig
+from almanac.actions_config import Mig
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes
 from slurm_hooks.mig.layouts import Layout, gpu_types, gres_names, parse_export, with_gpus

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from almanac.actions_config import MigRaise
 from almanac.errors import CommandError, ConfigError, StoreError
-from almanac.mig_raise_config import MigRaise
 from slurm_hooks.mig.raise_log import RaiseLog
 from slurm_hooks.mig.raise_plan import RaisePlan, plan_raises
 from slurm_hooks.mig.raise_run import RaiseActor, RaiseOutcome, read_state, require_release

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from almanac.mig_raise_config import MigRaise
+from almanac.actions_config import MigRaise
 from slurm_hooks.mig.raise_plan import ClusterState, RaisePlan, plan_raises
 from slurm_hooks.mig.raise_run import read_state
 
