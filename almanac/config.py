@@ -157,27 +157,18 @@ class Dask:
 
     workers: int = _key(0, "worker processes on this machine (--engine dask); 0: one per core", low=0)
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
-    wait_s: float = _key(600.0, "seconds without any worker after which a run fails", low=1)
     jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
     cores: int = _key(8, "cores of each Slurm job, one worker process on each", low=1)
     partition: str = _key("", "partition of these Slurm jobs")
     account: str = _key("", "account of these Slurm jobs")
-    qos: str = _key("", "QOS of these Slurm jobs")
     walltime: str = _key("02:00:00", "time limit of these Slurm jobs; a job that ends early is replaced")
     directives: tuple[str, ...] = _key((), 'more sbatch options, such as "--constraint=cpu"')
     interface: str = _key("", "network interface of the scheduler and workers, such as ib0")
-    host: str = _key(
-        "", "address that the scheduler listens on; empty: the address of interface, or of the default route"
-    )
     port: int = _key(0, "port of the scheduler; 0: any free port", low=0, high=65535)
     worker_python: str = _key(
         "", "Python of these Slurm jobs, with this almanac installed; empty: the Python that runs now"
     )
-    local_directory: str = _key(
-        "", "folder on a worker's node for temporary data; can name a variable of the job: $TMPDIR"
-    )
     shared_directory: str = _key("", "shared folder for the jobs' output and keys; empty: workers/ in the store")
-    tls: bool = _key(True, "use mutual TLS with a key made for each run (--engine slurm)")
     tls_ca_file: str = _key("", "certificate authority of an existing scheduler (--scheduler tls://...)")
     tls_cert_file: str = _key("", "this client's certificate for it")
     tls_key_file: str = _key("", "this client's key for it")
@@ -386,3 +377,5 @@ class Config:
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()
     source: str = ""
+    removed: tuple[str, ...] = ()
+    """Keys of the file that are no longer settings (almanac.removed_keys)."""

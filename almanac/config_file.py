@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
+import logging
 import os
 import re
 import tomllib
@@ -19,6 +21,7 @@ from almanac.addresses import is_address, is_pattern
 from almanac.config import MOST_LINKS, PLACEHOLDER, PLACEHOLDERS, Config, GpuType, Link, NodeSet, Tier
 from almanac.errors import ConfigError
 from almanac.mig import compute_slices
+from almanac.removed_keys import said_of, without_removed
 from almanac.slices import real_capacities
 from almanac.trusted_file import read_trusted
 from almanac.units import printable
@@ -81,12 +84,22 @@ def load_config(path: Path | None) -> Config:
         raise ConfigError(f"{path}: not valid TOML: nested too deeply", "write it as sections and keys") from error
     except ValueError as error:  # a number of thousands of digits is one that tomllib does not make its own
         raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
-    return dataclasses.replace(parse_config(data, str(path)), source=str(path))
+    config = parse_config(data, str(path))
+    if config.removed:
+        _warn(f"warning: {path}: no longer read: {said_of(config.removed)}; remove these keys")
+    return dataclasses.replace(config, source=str(path))
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warn once in a process, on stderr unless the caller of the Python API has set up logging."""
+    logging.getLogger("almanac").warning("%s", text)
 
 
 def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     """A Config of parsed TOML. Raises ConfigError."""
-    sections = {f.name: type(f.default) for f in dataclasses.fields(Config) if f.name != "source"}
+    data, removed = without_removed(data)
+    sections = {f.name: type(f.default) for f in dataclasses.fields(Config) if f.name not in ("source", "removed")}
     _refuse_unknown(data, list(sections), f"{where}: unknown section")
     values: dict[str, Any] = {}
     for name, content in data.items():
@@ -97,7 +110,7 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
         else:
             said = f"{where}: {name} is {_shown(content)}, expected a section [{name}]"
             raise ConfigError(said, "write it as a table")
-    config = Config(**{**values, "tiers": real_capacities(values.get("tiers", ()))})
+    config = Config(**{**values, "tiers": real_capacities(values.get("tiers", ())), "removed": removed})
     _check_together(config, where)
     return config
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from almanac.config import MOST_LINKS, Config, Link, NodeSet, Tier
+from almanac.removed_keys import REMOVED
 from cli.main import cli
 from reports.job.rules import packaged
 from reports.job.site_rules import known_names
@@ -48,6 +49,15 @@ def configuration() -> str:
             *_keys(table),
             "",
         ]
+    lines += [
+        "## Removed keys\n",
+        "These keys are accepted for one release. They have no effect, unless a list in the same section took over their "
+        "value. A warning and `almanac doctor` name those that your file sets.\n",
+        "| key | removed in | in its place |",
+        "|---|---|---|",
+        *(f"| `{key}` | {since} | {text} |" for since, keys in REMOVED.items() for key, text in keys.items()),
+        "",
+    ]
     return "\n".join(lines)
 
 

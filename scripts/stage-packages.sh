@@ -62,6 +62,7 @@ trim_program() {
         "$CLIENT$CODE_DIR"/bin "$CLIENT$CODE_DIR"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
     find "$site/pyarrow" "$site/pandas" "$site/scipy" "$site/numpy" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
         -o -name '*.h' -o -name '*.lib' -o -name '*.a' \) -delete
+    find "$CLIENT$CODE_DIR/msgspec" -name '*.pyi' -delete
     find "$FULL$HOME_DIR/bin" -mindepth 1 ! -name 'python*' -delete
     rm -rf "$FULL$HOME_DIR/include" "$FULL$HOME_DIR/lib64"
     printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\nexecutable = %s\n' \

@@ -25,8 +25,8 @@ HOME = "opt/slurm-almanac"
 
 
 CODE = "usr/share/almanac/python"
-MAX_CLIENT_BYTES = 1_200_000
-"""Goal for the package on login nodes."""
+MAX_CLIENT_BYTES = 1_400_000
+"""Goal for the package on login nodes, with 170 kB of msgspec."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,9 @@ def test_the_rpms_need_the_python_they_were_built_with_and_each_other(package: P
     client = [line.strip() for line in query["slurm-almanac-client"] if not line.startswith("rpmlib")]
     assert set(client) == {f"/usr/bin/python{minor}", "/bin/sh"}
     assert f"slurm-almanac-client = {__version__}-1.py{minor}" in query["slurm-almanac"]
-    assert _ran(package.root, "rpm", "-qp", "--qf", "%{ARCH}", package.rpms["slurm-almanac-client"]) == platform.machine()
+    assert (
+        _ran(package.root, "rpm", "-qp", "--qf", "%{ARCH}", package.rpms["slurm-almanac-client"]) == platform.machine()
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")

@@ -9,6 +9,7 @@ import click
 
 from almanac.config_file import find_config
 from almanac.hardware import gpu_models
+from almanac.removed_keys import said_of
 from almanac.units import format_duration, printable
 from cli.app import App, has_libraries
 from cli.doctor.advice_files import check_advice_files
@@ -87,6 +88,8 @@ def check_config(app: App) -> Iterator[Check]:
     path = find_config(app.config_path)
     tiers = app.config.tiers
     yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
+    if removed := app.config.removed:
+        yield Check("configuration", "warn", f"no longer read: {said_of(removed)}", "remove these keys")
     yield from check_trust(app)
     if not tiers:
         yield Check(

@@ -64,7 +64,11 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"node_sets": [{"name": "a/../b", "nodes": "n1"}]}, "a/../b", "letters, digits"),
         ({"node_sets": [{"name": "a"}]}, "0 of nodes, feature, and partition", "exactly one"),
         ({"node_sets": [{"name": "a", "nodes": "n1", "feature": "b"}]}, "2 of nodes", "exactly one"),
-        ({"node_sets": [{"name": "a", "nodes": "n1", "warm_minimum": -1}]}, "warm_minimum is -1, expected int, at least 0", "correct"),
+        (
+            {"node_sets": [{"name": "a", "nodes": "n1", "warm_minimum": -1}]},
+            "warm_minimum is -1, expected int, at least 0",
+            "correct",
+        ),
         ({"node_sets": [{"name": "a", "nodes": "n1"}, {"name": "a", "nodes": "n2"}]}, "same name", "its own name"),
         ({"links": {"job": "https://g.example"}}, "array of tables", "[[links]]"),
         ({"links": [{"name": "G", "url": "ftp://g.example"}]}, "'ftp://g.example'", "https://"),
@@ -139,6 +143,24 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert load_config(tmp_path / "almanac.toml").slurm.timeout_s == 5
     (tmp_path / "almanac.toml").write_bytes(b"")
     assert load_config(tmp_path / "almanac.toml").slurm == Config().slurm
+
+
+def test_a_removed_key_is_named_once_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "almanac.toml"
+    path.write_text('[dask]\nwait_s = "soon"\nqos = "low"\ndirectives = ["--exclusive"]\ncores = 2\n')
+    config = load_config(path)
+    assert config == load_config(path)
+    assert config.removed == ("dask.wait_s", "dask.qos")
+    assert (config.dask.cores, config.dask.directives) == (2, ("--qos=low", "--exclusive"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"warning: {path}: no longer read: dask.wait_s (always 600); dask.qos (dask.directives); remove these keys"
+    ]
+
+
+@pytest.mark.parametrize("qos", ["3", '""', "[]", "{}"])
+def test_a_moved_key_of_a_wrong_type_is_left_out(tmp_path: Path, qos: str) -> None:
+    (tmp_path / "almanac.toml").write_text(f"[dask]\nqos = {qos}\n")
+    assert load_config(tmp_path / "almanac.toml").dask == Config().dask
 
 
 def test_node_sets_keep_their_order() -> None:
