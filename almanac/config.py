@@ -87,7 +87,6 @@ class Slurm:
     read_steps: bool = _key(
         True, "also read the steps of GPU jobs, for step metrics; one more sacct query for each 500 ended GPU jobs"
     )
-    max_clock_skew_s: int = _key(300, "jobs that start or end further in the future (seconds) are dropped and counted")
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,6 @@ class Bindings:
         "", "folder of the records that slurm_hooks/prolog/almanac-gpus.sh writes; empty: no records"
     )
     use_labels: bool = _key(True, "use the exporter's hpc_job or jobid label")
-    use_squeue: bool = _key(True, "read gres_detail of running jobs from squeue")
 
 
 @dataclass(frozen=True)
@@ -134,20 +132,11 @@ class Filters:
 @dataclass(frozen=True)
 class MetricsSection:
     imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
-    window_s: int = _key(
-        60,
-        "window of spatial imbalance, seconds; a divisor of 3600; widened for GPUs with a longer scrape interval",
-        low=1,
-        high=3600,
-    )
     window_alignment: WindowAlignment = _key(
         "utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)"
     )
     spatial_method: SpatialMethod = _key(
         "means", "spatial imbalance compares GPUs by their means in a window (means), or by their sums (paper)"
-    )
-    pipe_used_frac: float = _key(
-        0.005, "mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)", low=0
     )
 
 
@@ -180,34 +169,20 @@ class AdviceSection:
         0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
     min_runs: int = _key(5, "runs that a memory bound needs; with fewer there is no advice", low=2)
-    max_runs: int = _key(60, "newest runs that show growth", low=2)
     history_days: int = _key(120, "age in days above which past jobs are ignored", low=1)
     headroom_mib: int = _key(
         1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
     )
-    spike_margin: float = _key(0.02, "share by which the true peak may exceed the highest 10 s sample", low=0, high=1)
-    min_relative_spread: float = _key(0.02, "smallest relative spread of memory requirements", low=0.001, high=1)
-    censored_share: float = _key(0.97, "share of the capacity above which a peak may be cut off", low=0.5, high=1)
-    failed_share: float = _key(
-        0.9, "the same for a failed job, which is then suspected to have run out of GPU memory", low=0.5, high=1
-    )
     max_slowdown: float = _key(
         1.5, "longest run time on a MIG slice to advise, as a multiple of that on a whole GPU", low=1, high=10
-    )
-    pause_days: int = _key(
-        30, "days without advice for a job family that ran out of memory on a smaller tier than before", low=0
     )
 
 
 @dataclass(frozen=True)
 class Rolling:
-    decay: float = _key(
-        0.8, "weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)", low=0, high=1
-    )
     similarity: float = _key(
         0.8, "smallest normalized Levenshtein similarity of names that count as similar", low=0, high=1
     )
-    max_runs: int = _key(50, "newest matched runs to use", low=1)
     families: FamilyRule = _key(
         "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
     )
@@ -220,25 +195,7 @@ class Training:
         "almanac",
         "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as in the paper",
     )
-    blend: float = _key(
-        -1.0,
-        "weight of the rolling estimate with predictor helios, 0..1; negative: chosen on the validation span",
-        low=-1,
-        high=1,
-    )
-    coverage: float = _key(
-        0.8, "share of jobs that end inside the interval of their predicted duration", low=0.5, high=0.99
-    )
-    validation_share: float = _key(
-        0.2,
-        "newest share of the jobs that tests the first model; later models are tested on newer jobs",
-        low=0.05,
-        high=0.5,
-    )
     retrain_hours: int = _key(24, "hours between trainings, for the timer and `almanac evaluate`", low=1)
-    max_age_days: int = _key(14, "age in days above which a model is not used; then the last runs predict", low=1)
-    keep_versions: int = _key(10, "trained versions to keep, for rollback", low=1)
-    seed: int = _key(1, "seed of LightGBM")
 
 
 @dataclass(frozen=True)
@@ -247,9 +204,6 @@ class Reports:
 
     own_jobs: int = _key(50, "newest ended GPU jobs to publish for each user; 0: none", low=0)
     own_days: int = _key(30, "days after which a job is no longer published", low=1)
-    own_per_run: int = _key(
-        1000, "most reports that one run of publish makes, newest jobs first; the others wait", low=1
-    )
 
 
 @dataclass(frozen=True)
@@ -324,9 +278,6 @@ class Packing:
     min_gain: float = _key(
         1.15, "least work per GPU-hour, as a multiple of one job alone, that sharing must surely bring", low=1, high=4
     )
-    context_mib: int = _key(500, "memory of each job's CUDA context beside its own peak, MiB", low=0, high=16384)
-    min_runs: int = _key(5, "runs with SM_ACTIVE and DRAM_ACTIVE that a job family needs", low=1, high=20)
-    min_coverage: float = _key(0.7, "share of the samples of both that must be known", low=0, high=1)
 
 
 @dataclass(frozen=True)

@@ -217,10 +217,6 @@ def _check_gpu_type(one: GpuType, where: str) -> None:
 
 def _check_together(config: Config, where: str) -> None:
     """Raise ConfigError for what a key alone does not show."""
-    if 3600 % config.metrics.window_s:
-        raise ConfigError(
-            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60 or 300"
-        )
     if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
         raise ConfigError(
             f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"

@@ -16,6 +16,8 @@ TierKind = Literal["constraint", "gres", "partition"]
 """The key that selects a tier."""
 MAX_COMPUTE_SLICES = 7
 """Of a MIG slice on any GPU."""
+MAX_WAIT_AGE_S = 600
+"""Age in seconds above which published waits are not used: a queue changes within minutes."""
 SITE = "_site"
 """In the place of a uid: the folder or file for everybody."""
 
@@ -40,13 +42,6 @@ class Priority:
     max_gpu_time_s: float = key(8_640_000.0, "longer GPU-times count as this, GPU-seconds", low=2)
     tau_hours: float = key(
         24.0, "tau, the goal of doctor: hours that a job waits longer if it is e times as long", low=0.1
-    )
-    overrun_share: float = key(
-        0.5,
-        "share of a user's newest runs that take over twice their recorded time; from then on a longer time ranks "
-        "the user's jobs; above 1: never",
-        low=0,
-        high=2,
     )
     relief_users: tuple[str, ...] = key((), "users whose jobs get relief_points extra (helios-qssf-ces, implication 7)")
     relief_points: int = key(0, "added to the site factor of jobs of relief_users", low=0, high=1_000_000)
@@ -140,4 +135,3 @@ class GpuAdvice:
     min_gain: float = key(
         0.15, "share of the time until the end that another type must save; below it there is no advice", low=0, high=1
     )
-    max_age_s: int = key(600, "age in seconds above which waits are not used", low=30, high=3600)

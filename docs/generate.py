@@ -51,7 +51,7 @@ def configuration() -> str:
         ]
     lines += [
         "## Removed keys\n",
-        "These keys are accepted for one release. They have no effect, unless a list in the same section took over their "
+        "These keys are accepted for one release. They have no effect, unless a list of their section took over the "
         "value. A warning and `almanac doctor` name those that your file sets.\n",
         "| key | removed in | in its place |",
         "|---|---|---|",

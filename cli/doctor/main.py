@@ -145,13 +145,9 @@ def check_bindings(app: App) -> Iterator[Check]:
     if bindings.prolog_dir and not Path(bindings.prolog_dir).is_dir():
         todo = "install slurm_hooks/prolog/almanac-gpus.sh as a Slurm Prolog, or clear bindings.prolog_dir"
         yield Check("GPU bindings", "warn", f"{bindings.prolog_dir} is not a folder", todo)
-    elif not (bindings.prolog_dir or bindings.use_labels or bindings.use_squeue):
-        todo = "set bindings.use_labels, bindings.use_squeue, or bindings.prolog_dir"
-        yield Check("GPU bindings", "warn", "every source is off: jobs on shared nodes have no metrics", todo)
     else:
-        on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir),
-                                      ("squeue", bindings.use_squeue)) if used]  # fmt: skip
-        yield Check("GPU bindings", "ok", f"from {', '.join(on)}")
+        on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir)) if used]
+        yield Check("GPU bindings", "ok", f"from {', '.join([*on, 'squeue'])}")
 
 
 def check_models(app: App) -> Iterator[Check]:

@@ -46,7 +46,6 @@ def live_contexts(
     """
     if not jobs:
         return []
-    config = replace(config, bindings=replace(config.bindings, use_squeue=True))
     with tempfile.TemporaryDirectory(prefix="almanac-running-") as folder:
         limits = {"memory_limit_mib": config.store.memory_limit_mib, "threads": config.store.threads}
         store = Store.create(Path(folder) / "store", **limits).of(jobs[0].cluster or "local")

@@ -84,7 +84,7 @@ def test_two_publishers_do_not_meet(publisher: Publisher) -> None:
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    publisher.own = Reports(own_per_run=20)
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 20)
     publisher()
     before = publisher.files()
 

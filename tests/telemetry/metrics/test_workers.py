@@ -27,7 +27,7 @@ def test_the_wait_for_workers_ends_and_starts_anew_when_one_was_there() -> None:
     times = iter([0.0, 599.0, 1198.0, 1797.0, 1799.0])
     present = Present(Workerless(0, 1, 0, 0), "tcp://h:1", clock=lambda: next(times))  # type: ignore[arg-type]
     assert [present.tend() for _ in range(3)] == [0, 1, 0]
-    with pytest.raises(AlmanacError, match=r"no Dask worker came within 600 s .* at the scheduler tcp://h:1") as caught:
+    with pytest.raises(AlmanacError, match=r"no Dask worker came within 600 s at the scheduler tcp://h:1") as caught:
         present.tend()
     assert caught.value.hint == "start workers with `dask worker tcp://h:1`"
 
