@@ -49,10 +49,6 @@ class Power:
         5, "minutes until a node that powers up takes jobs, for back-tests and savings", low=0, high=120
     )
     nodes_per_run: int = key(20, "most nodes of a set that one run powers down; power-ups have no limit", low=1)
-    stale_s: int = key(1800, "age of demand data, in seconds, above which nothing powers down", low=60)
-    wake_retries: int = key(
-        1, "retries for a node that did not power up, before almanac quarantines it", low=0, high=10
-    )
     holidays: str = key("", "country whose public holidays the forecast uses, such as US, DE, or CN")
     idle_watts: float = key(800.0, "power of an idle node, W (a DGX-1; helios-qssf-ces, 4.3.3)", low=0)
     asleep_watts: float = key(0.0, "power of a powered-down node, W", low=0)
@@ -81,16 +77,10 @@ class Mig:
         False, "also drain busy nodes whose change is worth the wait, and change them when their last job has ended"
     )
     hours_between: float = key(24.0, "hours between two changes of one node", low=1, high=8760)
-    demand_days: float = key(7.0, "days of past jobs that the plan looks at", low=0.1, high=365)
-    reservation_hours: float = key(
-        2.0, "a node with a reservation that starts within these hours is not changed", low=0, high=8760
-    )
     job_wait_s: int = key(
         300, "seconds to wait for a job that reached the node before the drain; then the node is resumed", low=0
     )
     command_timeout_s: int = key(300, "seconds after which a command on a node has failed", low=1, high=86400)
-    verify_timeout_s: int = key(180, "seconds until Slurm must show the new layout", low=1, high=86400)
-    run_s: int = key(900, "seconds after which a run stops waiting; the next run goes on", low=1, high=86400)
     include_file: str = key(
         "/etc/slurm/almanac-mig.conf",
         "file that slurm.conf includes, with one NodeName line for each node; almanac changes only Gres= in it",
@@ -134,12 +124,6 @@ class MigRaise:
     types: tuple[str, ...] = key(
         (), "GRES types from the smallest up, each able to run every job of the ones before; empty: by profile names"
     )
-    undo_min: float = key(10.0, "minutes until a raised job that still waits gets its own type back", low=1, high=10080)
-    again_min: float = key(60.0, "minutes from then until almanac may raise the same job again", low=0, high=10080)
-    soon_min: float = key(
-        60.0, "pending jobs that may start within these minutes count as waiting for their type", low=0, high=10080
-    )
-    jobs_per_run: int = key(20, "most jobs that one run raises", low=1, high=1000)
 
 
 @dataclass(frozen=True)
@@ -154,22 +138,4 @@ class Placement:
     select_by: TypeSelector = key(
         "constraint", "constraint: --constraint names the type; gres: --gres or --gpus does (Slurm 24.11 and later)"
     )
-    jobs_per_run: int = key(20, "most pending jobs that one run changes", low=1, high=1000)
-    undo_min: float = key(
-        10.0,
-        "minutes until a job that still waits gets its own request back, or may be placed elsewhere",
-        low=1,
-        high=10080,
-    )
-    again_min: float = key(60.0, "minutes from then until almanac may place the same job again", low=0, high=10080)
     requeue: bool = key(False, "also requeue running jobs of almanac:movable, one a run, when they end sooner")
-    requeue_delay_s: float = key(
-        121.0, "seconds from a requeue to the next start, until the log of requeues has 3", low=0, high=86400
-    )
-    start_up_s: float = key(
-        120.0, "seconds that a restarted job needs until it goes on from its checkpoint", low=0, high=86400
-    )
-    checkpoint_s: float = key(
-        300.0, "jobs whose --signal asks for more seconds for their checkpoint are not requeued", low=1, high=3600
-    )
-    max_age_s: float = key(60.0, "seconds after which a look at Slurm is too old to act on", low=1, high=600)

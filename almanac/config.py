@@ -232,7 +232,6 @@ class Mail:
     ca_file: str = _key("", "certificate authority of the server; empty: the system's")
     username: str = _key("", "user name for the login, with password_file; empty: no login")
     password_file: str = _key("", "file that holds the password")
-    timeout_s: float = _key(30.0, "seconds after which almanac stops waiting for the server", low=0.1, high=86400)
     sender: str = _key("", "sender address; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user, where {user} is the user name, as in {user}@example.org")
     address_map: str = _key(
@@ -259,15 +258,11 @@ class Mail:
         low=0,
         high=1440,
     )
-    wait_s: int = _key(1800, "most seconds that a report waits for telemetry after the job ends", low=0)
-    array_wait_hours: int = _key(24, "hours that a task of an array waits for the others after it ends", low=0)
     spool_dir: str = _key(
         "/var/spool/almanac/ended", "folder that almanac-ended.sh writes to when a job ends; optional"
     )
     per_minute: int = _key(300, "most mails to the server within a minute", low=1)
     per_user_hour: int = _key(20, "most mails to one user within an hour; the others wait", low=1)
-    give_up_hours: int = _key(72, "hours after which almanac drops a mail that the server does not accept", low=1)
-    keep_days: int = _key(90, "days that the outbox keeps sent mails", low=1)
 
 
 @dataclass(frozen=True)

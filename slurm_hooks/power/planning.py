@@ -236,7 +236,7 @@ class Planner:
             decision = self._decision(node_set, names, ready + apart, spent, now_s)
         chosen = select(power, decision.target, demand.active, rules, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
-        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, rules.wake_retries)
+        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory)
         return SetPlan(
             node_set=node_set.name,
             demand=demand,
@@ -266,7 +266,7 @@ class Planner:
     def _rules(self, node_set: NodeSet) -> Rules:
         power = self.config.power
         limits = PowerLimits(node_set.warm_minimum, power.cycles_per_day, power.cooldown_s)
-        return Rules(limits, power.nodes_per_run, power.wake_retries)
+        return Rules(limits, power.nodes_per_run)
 
 
 def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: Surroundings) -> tuple[str, ...]:

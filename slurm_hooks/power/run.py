@@ -17,7 +17,7 @@ from almanac.records import Counts
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.power.actuators import ByName, mark_facts, quarantine, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import power_nodes
-from slurm_hooks.power.plan import confirmed
+from slurm_hooks.power.plan import WAKE_RETRIES, confirmed
 from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
 from slurm_hooks.power.settings import joined
 from telemetry.slurm.backend import Node, SlurmBackend
@@ -110,14 +110,14 @@ class PowerRun:
         ]  # fmt: skip
 
     def _wake(self, each: SetPlan, plan: PowerPlan) -> SetOutcome:
-        failed, retries, backend = each.failures, self.planner.config.power.wake_retries, self._backend
+        failed, backend = each.failures, self._backend
 
         def still(names: Sequence[str], facts_of: Callable[[Node], Facts] = node_facts) -> tuple[str, ...]:
             return unchanged(backend, names, plan.nodes, facts_of, lambda name, why: self._drop(each, plan, name, why))
 
         said = wake(backend, still((*each.chosen.wake, *failed.again), mark_facts))
         said += resume(backend, still(failed.back))
-        said += quarantine(backend, still(failed.give_up), retries)
+        said += quarantine(backend, still(failed.give_up), WAKE_RETRIES)
         said += ByName(backend).power_down(still(failed.lost))
         return SetOutcome(each, tuple(said))
 

@@ -37,7 +37,6 @@ mode = "apply"
 nodes = ["n1=A100-40"]
 drain_busy = true
 job_wait_s = 4
-verify_timeout_s = 60
 command_timeout_s = 4
 restart_command = ["restart"]
 register_command = ["register", "{node}"]
