@@ -77,10 +77,6 @@ class Mig:
         False, "also drain busy nodes whose change is worth the wait, and change them when their last job has ended"
     )
     hours_between: float = key(24.0, "hours between two changes of one node", low=1, high=8760)
-    job_wait_s: int = key(
-        300, "seconds to wait for a job that reached the node before the drain; then the node is resumed", low=0
-    )
-    command_timeout_s: int = key(300, "seconds after which a command on a node has failed", low=1, high=86400)
     include_file: str = key(
         "/etc/slurm/almanac-mig.conf",
         "file that slurm.conf includes, with one NodeName line for each node; almanac changes only Gres= in it",

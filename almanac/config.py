@@ -21,6 +21,7 @@ from almanac.submit_config import GpuType as GpuType
 from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
 from almanac.submit_config import Tier as Tier
+from almanac.submit_config import fixed
 from almanac.submit_config import key as _key
 
 BackendName = Literal["commands", "pyslurm"]
@@ -81,9 +82,7 @@ class Slurm:
     timeout_s: int = _key(300, "seconds after which almanac stops waiting for a Slurm command", low=1, high=86400)
     lookback_days: int = _key(30, "days of accounting that the first ingest reads", low=1, high=36500)
     window_hours: int = _key(24, "hours of accounting that one sacct query reads", low=1, high=87600)
-    overlap_hours: int = _key(
-        6, "hours before the last read to read again, because slurmdbd can learn late of a job's end", low=1, high=87600
-    )
+    overlap_hours: int = fixed(6, "hours before the last read to read again: slurmdbd can learn late of a job's end")
     read_steps: bool = _key(
         True, "also read the steps of GPU jobs, for step metrics; one more sacct query for each 500 ended GPU jobs"
     )
@@ -100,8 +99,8 @@ class Prometheus:
     ca_file: str = _key("", "certificate authority for https; empty: the system's")
     timeout_s: float = _key(60.0, "seconds after which one query fails", low=0.1, high=86400)
     retries: int = _key(4, "retries of a failed query, with exponential backoff", low=0, high=1000)
-    chunk_minutes: int = _key(60, "minutes that one query reads; halved if the server refuses", low=1, high=525600)
-    max_samples: int = _key(12_000_000, "largest number of samples in memory at once", low=1000)
+    chunk_minutes: int = fixed(60, "minutes that one query reads; halved if the server refuses")
+    max_samples: int = fixed(12_000_000, "largest number of samples in memory at once: about 1 GiB")
     lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
     delay_s: int = _key(60, "samples younger than this many seconds wait for the next run", low=0, high=86400)
     host_suffix: str = _key(
@@ -132,8 +131,8 @@ class Filters:
 @dataclass(frozen=True)
 class MetricsSection:
     imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
-    window_alignment: WindowAlignment = _key(
-        "utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)"
+    window_alignment: WindowAlignment = fixed(
+        "utc", "windows start at full UTC minutes; job: at the job's first sample, as in the notebooks of the paper"
     )
     spatial_method: SpatialMethod = _key(
         "means", "spatial imbalance compares GPUs by their means in a window (means), or by their sums (paper)"
@@ -180,9 +179,7 @@ class AdviceSection:
 
 @dataclass(frozen=True)
 class Rolling:
-    similarity: float = _key(
-        0.8, "smallest normalized Levenshtein similarity of names that count as similar", low=0, high=1
-    )
+    similarity: float = fixed(0.8, "smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)")
     families: FamilyRule = _key(
         "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
     )

@@ -23,6 +23,7 @@ from almanac.errors import ConfigError
 from almanac.mig import compute_slices
 from almanac.removed_keys import said_of, without_removed
 from almanac.slices import real_capacities
+from almanac.submit_config import keys_of
 from almanac.trusted_file import read_trusted
 from almanac.units import printable
 
@@ -124,7 +125,7 @@ def _refuse_unknown(data: dict[str, Any], valid: list[str], what: str) -> None:
 
 def _parse_section(cls: type[Any], data: dict[str, Any], place: str) -> Any:
     """An instance of a section's class. place: what a message puts before the name of a key."""
-    keys = {f.name: f.metadata for f in dataclasses.fields(cls)}
+    keys = {each.name: each.metadata for each in keys_of(cls)}
     _refuse_unknown(data, list(keys), f"{place[:-1]}: unknown key")
     kinds = typing.get_type_hints(cls)
     return cls(**{key: _converted(value, kinds[key], keys[key], place + key) for key, value in data.items()})
@@ -217,10 +218,6 @@ def _check_gpu_type(one: GpuType, where: str) -> None:
 
 def _check_together(config: Config, where: str) -> None:
     """Raise ConfigError for what a key alone does not show."""
-    if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
-        raise ConfigError(
-            f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"
-        )
     if config.site.help_url:
         _check_page(config.site.help_url, f"{where}: site.help_url")
     _check_addresses(config, where)

@@ -61,6 +61,16 @@ REMOVED: dict[str, dict[str, str]] = {
         "placement.start_up_s": "always 120",
         "placement.checkpoint_s": "always 300",
         "placement.max_age_s": "always 60",
+        "hooks.lifetime_hours": "always 48",
+        "mig.job_wait_s": "always 300",
+        "mig.command_timeout_s": "always 300",
+        "priority.min_gpu_time_s": "always 60",
+        "priority.max_gpu_time_s": "always 8640000",
+        "prometheus.chunk_minutes": "always 60",
+        "prometheus.max_samples": "always 12000000",
+        "slurm.overlap_hours": "always 6",
+        "rolling.similarity": "always 0.8",
+        "metrics.window_alignment": "always utc",
     },
 }
 """What stands in the place of each key, by the release that removed it and the key."""

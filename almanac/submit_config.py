@@ -5,7 +5,7 @@ It does not import msgspec, which almanac.config_file reads the file with: that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 PriorityMode = Literal["off", "observe", "apply"]
@@ -27,6 +27,16 @@ def key(default: Any, about: str, low: float | None = None, high: float | None =
     return field(default=default, repr=not is_secret, metadata={"about": about, "low": low, "high": high})
 
 
+def fixed(default: Any, about: str) -> Any:
+    """A value of a section that the code varies and no file sets: default, and why."""
+    return field(default=default, metadata={"about": about, "fixed": True})
+
+
+def keys_of(section: type[Any]) -> list[Field[Any]]:
+    """The keys of a section that a file can set."""
+    return [each for each in fields(section) if "fixed" not in each.metadata]
+
+
 @dataclass(frozen=True)
 class Priority:
     mode: PriorityMode = key(
@@ -38,8 +48,8 @@ class Priority:
         low=1,
         high=1_000_000,
     )
-    min_gpu_time_s: float = key(60.0, "shorter GPU-times count as this, GPU-seconds", low=1)
-    max_gpu_time_s: float = key(8_640_000.0, "longer GPU-times count as this, GPU-seconds", low=2)
+    min_gpu_time_s: float = fixed(60.0, "shorter GPU-times count as this, GPU-seconds: shorter jobs gain nothing more")
+    max_gpu_time_s: float = fixed(8_640_000.0, "longer GPU-times count as this, GPU-seconds: 100 GPU-days")
     tau_hours: float = key(
         24.0, "tau, the goal of doctor: hours that a job waits longer if it is e times as long", low=0.1
     )
@@ -56,7 +66,6 @@ class Hooks:
     """The advice files that `almanac publish` writes, and what Slurm's hooks do with them."""
 
     advice_dir: str = key("/var/lib/almanac-advice", "root folder of the advice files, on each host's local disk")
-    lifetime_hours: float = key(48.0, "hours after which an advice file expires", low=0.5, high=8760)
     group: str = key("", "Unix group that may read sched/, the group of SlurmUser; empty: ask Slurm")
     tell: bool = key(False, "job_submit shows users on the submitting terminal what is known of their job")
     prompt: PromptMode = key("ask", "advice for sbatch on a terminal; off: none; show: show it; ask: offer to take it")

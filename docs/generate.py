@@ -12,6 +12,7 @@ import click
 
 from almanac.config import MOST_LINKS, Config, Link, NodeSet, Tier
 from almanac.removed_keys import REMOVED
+from almanac.submit_config import keys_of
 from cli.main import cli
 from reports.job.rules import packaged
 from reports.job.site_rules import known_names
@@ -64,7 +65,7 @@ def configuration() -> str:
 def _keys(cls: type) -> Iterator[str]:
     yield "| key | default | meaning |"
     yield "|---|---|---|"
-    for key in dataclasses.fields(cls):
+    for key in keys_of(cls):
         default = json.dumps(list(key.default) if isinstance(key.default, tuple) else key.default)
         low, high = key.metadata["low"], key.metadata["high"]
         limits = "" if low is None else f" (at least {low})" if high is None else f" ({low} to {high})"

@@ -46,6 +46,8 @@ from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.outgoing import Outgoing
 from telemetry.store.user_files import Uids, owners_of, uid_of
 
+LIFETIME_S = 48 * 3600
+"""Time after which an advice file expires: two days of failed publishing, over which advice stays about right."""
 SPARE_BYTES = 64
 """Of a file's size, left for numbers that grow."""
 
@@ -87,7 +89,7 @@ class PublishRun:
 
     @property
     def lifetime_s(self) -> int:
-        return round(self.config.hooks.lifetime_hours * 3600)
+        return LIFETIME_S
 
 
 @dataclass(frozen=True)

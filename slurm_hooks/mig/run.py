@@ -27,6 +27,8 @@ from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, is_own_d
 POLL_S = 0.5
 RUN_S = 900
 """Seconds after which a run stops waiting; the next run goes on."""
+JOB_WAIT_S = 300
+"""Seconds to wait for a job that reached the node before the drain; then the node is resumed."""
 VERIFY_S = 180
 """Seconds until Slurm must show the new layout: slurmd restarts and registers within one."""
 MOST_FAULT = 200
@@ -152,7 +154,7 @@ class MigRun:
         """One step of a node. Returns whether anything was done."""
         view = self.slurm.view(self._now_s())
         change = self.state.changes[node]
-        limits = StepLimits(self.settings.config.job_wait_s, VERIFY_S)
+        limits = StepLimits(JOB_WAIT_S, VERIFY_S)
         step = next_step(change, view.sight(node, self._refusal(change, view)), self._now_s(), limits)
         if step.action is Action.APPLY and change.waits_for_jobs and self._must_wait(node):
             step = Step(Action.WAIT, "another node is under change, or failed")

@@ -84,7 +84,7 @@ class World:
     # -- what the run is given --
 
     def run(self, **options: Any) -> MigRun:
-        config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), "job_wait_s": 5, **options}
+        config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), **options}
         if self.dynamic:
             config = {"register_command": ("ssh", "-oBatchMode=yes", "{node}", "register"), **config}
         settings = mig_settings(Mig(mode="apply", **config))
