@@ -145,7 +145,8 @@ def _converted(value: Any, kind: Any, limits: Mapping[str, Any], place: str) -> 
 def _expected(kind: Any, low: float | None, high: float | None) -> tuple[str, str]:
     """The type and the limits of a key in words, and how to write it."""
     if typing.get_origin(kind) is typing.Literal:
-        return "one of a few words", f"use one of: {', '.join(typing.get_args(kind))}"
+        words = ", ".join(typing.get_args(kind))
+        return f"one of: {words}", f"use one of: {words}"
     if typing.get_origin(kind) is tuple:
         return "a list of strings", 'write ["a", "b"]'
     if kind not in (int, float):
