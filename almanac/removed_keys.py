@@ -12,7 +12,7 @@ REMOVED: dict[str, dict[str, str]] = {
     "0.1.0": {
         "dask.host": "the address of dask.interface, or of the default route",
         "dask.local_directory": "temporary-directory in Dask's own configuration",
-        "dask.qos": "dask.directives",
+        "dask.qos": "--qos=... in dask.directives",
         "dask.tls": "always true",
         "dask.wait_s": "always 600",
         "slurm.max_clock_skew_s": "always 300",
