@@ -15,7 +15,7 @@ from almanac.submit_config import SITE
 from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.doctor.findings import Check
-from slurm_hooks.advice.publish import LIFETIME_S
+from slurm_hooks.advice.file import LIFETIME_S
 
 if TYPE_CHECKING:
     from slurm_hooks.advice.file import AdviceFile

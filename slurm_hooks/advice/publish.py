@@ -24,6 +24,7 @@ from almanac.units import DAY_S, format_count
 from slurm_hooks.advice.file import (
     FAMILY,
     FORMAT,
+    LIFETIME_S,
     MAX_BYTES,
     AdviceFile,
     Row,
@@ -46,8 +47,6 @@ from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.outgoing import Outgoing
 from telemetry.store.user_files import Uids, owners_of, uid_of
 
-LIFETIME_S = 48 * 3600
-"""Time after which an advice file expires: two days of failed publishing, over which advice stays about right."""
 SPARE_BYTES = 64
 """Of a file's size, left for numbers that grow."""
 
