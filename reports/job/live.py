@@ -28,7 +28,7 @@ Show = Callable[[str], AbstractContextManager[Advance]]
 _RETRIES = 1
 """Retries of a failed query: somebody waits for the answer."""
 _CHUNK_MINUTES = 1440
-"""A query reads few hosts here, so it can read more hours; above prometheus.max_samples it reads fewer."""
+"""A query reads few hosts here, so it can read more hours; above max_samples it reads fewer."""
 
 
 def live_contexts(
