@@ -26,6 +26,7 @@ from traces import DATA, TRACES, load_trace
 
 from advisor.evaluation.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
 from advisor.memory.peak_store import Case, replay_peaks
+from advisor.memory.peaks import FAILED_SHARE
 from almanac.config import AdviceSection, Config, Tier
 from demo.hostile import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
 from demo.plan import plan_site
@@ -84,7 +85,7 @@ def judged(history: pd.DataFrame, truth: pd.DataFrame, config: Config, since_s: 
 
 def deaths(history: pd.DataFrame, truth: pd.DataFrame, cases: Iterable[Case], advice: AdviceSection) -> pd.DataFrame:
     """Deaths of memory whose highest sample is near the capacity: row, is_recognized."""
-    is_near = history["hbm_max_mib"] >= advice.failed_share * history["hbm_capacity_mib"]
+    is_near = history["hbm_max_mib"] >= FAILED_SHARE * history["hbm_capacity_mib"]
     wanted = set(np.flatnonzero(truth["is_death"] & is_near))
     rows = [(case.row, bool(case.run and case.run.is_oom)) for case in cases if case.row in wanted]
     return pd.DataFrame(rows, columns=["row", "is_recognized"])

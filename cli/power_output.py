@@ -13,7 +13,7 @@ from almanac.units import format_moment, printable
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from almanac.power_config import PowerMode
+    from almanac.actions_config import PowerMode
     from slurm_hooks.power.planning import PowerPlan, SetPlan
     from slurm_hooks.power.run import SetOutcome
     from slurm_hooks.power.status import SetStatus, Status

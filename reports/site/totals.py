@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from advisor.memory.peaks import ENDED_WELL
+from advisor.memory.peaks import ENDED_WELL, SPIKE_MARGIN
 from almanac.config import Config
 from reports.site.headline import Headline, load_headlines
 from telemetry.characterize.usage import largest_tier_names
@@ -171,7 +171,7 @@ def _parts(db: duckdb.DuckDBPyConnection, dimension: str) -> dict[str, Share]:
 
 
 def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
-    """Requests for the largest tier, with the margins of the advice: advice.spike_margin and advice.headroom_mib."""
+    """Requests for the largest tier, with the margins of the advice: SPIKE_MARGIN and advice.headroom_mib."""
     names = sorted(largest_tier_names(config))
     below = [tier for tier in config.tiers if tier.name not in names]
     if not names:
@@ -179,7 +179,7 @@ def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
     if not below:
         return LargestTier(why_none="only one size of memory tier is configured")
     smaller = max(below, key=lambda tier: tier.capacity_mib)
-    limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
+    limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + SPIKE_MARGIN)
     ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
     known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND coalesce(NOT is_preallocated, false) AND ({ended})"
     # Sums from several threads differ in their last digits. Rounding keeps users with equal sums in order.

@@ -13,9 +13,9 @@ from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
 from advisor.demand.features import STEP_MIN
 from advisor.demand.forecast import HORIZON
 from advisor.demand.model import PowerDecision, Spent
+from almanac.actions_config import ActuatorName
 from almanac.config import Config, NodeSet
 from almanac.errors import CommandError, ConfigError, StoreError
-from almanac.power_config import ActuatorName
 from almanac.records import Counts
 from slurm_hooks.power.actuators import exceptions_by_count
 from slurm_hooks.power.folder import PowerFolder
@@ -226,7 +226,7 @@ class Planner:
             decision = self._decision(node_set, names, ready + apart, spent, now_s)
         chosen = select(power, decision.target, demand.active, rules, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
-        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, rules.wake_retries)
+        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory)
         return SetPlan(
             node_set=node_set.name,
             demand=demand,
@@ -256,7 +256,7 @@ class Planner:
     def _rules(self, node_set: NodeSet) -> Rules:
         power = self.config.power
         limits = PowerLimits(node_set.warm_minimum, power.cycles_per_day, power.cooldown_s)
-        return Rules(limits, power.nodes_per_run, power.wake_retries)
+        return Rules(limits, power.nodes_per_run)
 
 
 def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: Surroundings) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from advisor.decisions.power_nodes import NodeFlag, may_power_down
 from almanac import __version__
+from almanac.actions_config import PowerMode
 from almanac.errors import StoreError
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.power.actuators import mark_facts, power_down, quarantine, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import power_nodes
-from slurm_hooks.power.plan import confirmed
+from slurm_hooks.power.plan import WAKE_RETRIES, confirmed
 from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
 from slurm_hooks.power.settings import joined
 from telemetry.slurm.backend import Node, SlurmBackend
@@ -110,14 +110,14 @@ class PowerRun:
         ]  # fmt: skip
 
     def _wake(self, each: SetPlan, plan: PowerPlan) -> SetOutcome:
-        failed, retries, backend = each.failures, self.planner.config.power.wake_retries, self._backend
+        failed, backend = each.failures, self._backend
 
         def still(names: Sequence[str], facts_of: Callable[[Node], Facts] = node_facts) -> tuple[str, ...]:
             return unchanged(backend, names, plan.nodes, facts_of, lambda name, why: self._drop(each, plan, name, why))
 
         said = wake(backend, still((*each.chosen.wake, *failed.again), mark_facts))
         said += resume(backend, still(failed.back))
-        said += quarantine(backend, still(failed.give_up), retries)
+        said += quarantine(backend, still(failed.give_up), WAKE_RETRIES)
         said += power_down(backend, still(failed.lost))
         return SetOutcome(each, tuple(said))
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from almanac.actions_config import ActuatorChoice, ActuatorName
 from almanac.errors import CommandError, ConfigError
-from almanac.power_config import ActuatorChoice, ActuatorName
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import expand, fold
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from almanac.actions_config import PowerMode
 from almanac.config import Config
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.nodes import DID_NOT_WAKE, Surroundings, is_ours

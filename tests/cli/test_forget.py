@@ -242,7 +242,7 @@ def test_accounting_does_not_bring_the_person_back(plain: Site) -> None:
         job(21, before_s - 100, submit_s=before_s - 2000), job(22, before_s + 2000, submit_s=before_s - 1),
         job(23, before_s + 2000, submit_s=before_s), job(24, before_s - 100, submit_s=before_s - 2000, user="annabel"),
     ]  # fmt: skip
-    (plain.folder / "almanac.toml").write_text("[slurm]\nread_steps = false\n[bindings]\nuse_squeue = false\n")
+    (plain.folder / "almanac.toml").write_text("[slurm]\nread_steps = false\n")
     store = plain.store.of(CLUSTER)
     sources = ConfiguredSources(load_config(plain.folder / "almanac.toml"), store, accounting, lambda: before_s + 9000)  # type: ignore[arg-type]
     for _ in range(2):

@@ -18,7 +18,7 @@ from telemetry.store.store import Store
 
 CLUSTER, T0, HOUR_S = "c", 1_780_000_000, 3600
 TIERS = tuple(Tier(name=f"hbm{size}g", capacity_mib=size * 1024, constraint=f"hbm{size}g") for size in (40, 80))
-SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024))
 KWH = 3.6e6
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from almanac.power_config import NodeSet
+from almanac.actions_config import NodeSet
 from demo import SiteShape, jobs_table, plan_site
 from demo.plan import host_names
 from telemetry.nodes.demand import Accounted, accounted_demand
