@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from demo import Faults, SiteShape, generate_telemetry, jobs_table, plan_site
+from demo import Faults, SiteShape, jobs_table, plan_site
+from demo.source import telemetry_by_hour
 
 PIPES = ["fp64_active_frac", "fp32_active_frac", "fp16_active_frac", "tensor_active_frac"]
 COUNTERS = ("gpu_util_pct", "hbm_used_mib", "dram_active_frac", *PIPES)
@@ -91,7 +92,8 @@ def measured() -> pd.DataFrame:
     plan = plan_site(shape)
     jobs = jobs_table(plan).to_pandas()
     jobs["hosts"] = [list(NodeSet(text)) if isinstance(text, str) else [] for text in jobs.node_list]
-    table = jobs.set_index(["job_id", "submit_s"]).join(_measure(jobs, generate_telemetry(plan)))
+    hours = (rows for _, rows in telemetry_by_hour(plan, shape.start_s, shape.end_s))
+    table = jobs.set_index(["job_id", "submit_s"]).join(_measure(jobs, hours))
     ended = table[table.end_s.notna() & table.start_s.notna()]
     return ended[(ended.elapsed_s >= 180) & (ended.account != "nstaff") & (ended.gpu_util_pct >= 1)]
 
