@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from demo.jobs import FAILED
-from demo.shape import Arrays, Floats, Ints
+from demo.shape import Arrays, Bools, Floats, Ints
 from demo.site import SitePlan, shown_peak_mib
 from demo.users import IDLE
 
@@ -18,7 +18,8 @@ Words = npt.NDArray[np.uint64]
 Columns = dict[str, npt.NDArray[np.generic]]
 
 PIPES = ("fp64", "fp32", "fp16", "tensor")
-BOUND_MARGIN = 1.35  # keeps every sample on its job's side of the ridge: 10% noise on two counters is 1.1 / 0.9 = 1.22
+BOUND_MARGIN = 1.35  # keeps a sample on its phase's side of the ridge: 10% noise on two counters is 1.1 / 0.9 = 1.22
+_PHASE_SAMPLES = np.uint64(6)
 IDLE_W, MOST_W = 55.0, 400.0
 _BLOCK_ROWS = 1 << 16  # so that a block's arrays stay in the processor's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -33,13 +34,16 @@ def make_signals(plan: SitePlan) -> Arrays:
     lead_util: mean utilization of the busiest GPU. excess: how far the other GPUs lie below it on average, in 0..1,
     spread: the relative spread of that. peak: level while active; level_noise: share of it that varies. inv_cycle,
     phase: of the pattern of activity, per sample. *_rate: counter per unit of activity. hbm_*: the curve of memory
-    over samples: (k + 1) * ramp, rise + k * slope, each at most 1, and waves of relative depth hbm_wave.
+    over samples: (k + 1) * ramp, rise + k * slope, each at most 1, and waves of relative depth hbm_wave. held_w: power
+    that a GPU in use draws even between its kernels. phase_share: of a run's stretches of _PHASE_SAMPLES, those in
+    which its dram_rate is other_dram_rate, on the other side of the ridge.
     """
     rng = np.random.default_rng([plan.shape.seed, 7])
     jobs = plan.jobs.take(plan.runs.job)
     samples = np.maximum(1, (plan.runs.end_s - plan.runs.start_s) // plan.shape.interval_s)
     parts = _activity(plan, jobs, samples, rng) | _rates(plan, jobs, rng) | _memory(plan, jobs, samples, rng)
     parts["key"] = rng.integers(0, 2**63, len(samples)).astype(np.uint64)
+    parts |= _unlike(plan, jobs, Arrays(**parts))
     return Arrays(
         **{name: each.astype(np.float32) if each.dtype == np.float64 else each for name, each in parts.items()}
     )
@@ -79,7 +83,7 @@ def _rates(plan: SitePlan, jobs: Arrays, rng: np.random.Generator) -> Columns:
     dram = np.where(compute, pipes["fp64"] * np.where(narrow < 0.07, 0.0, narrow), np.minimum(traffic, 0.97))
     busiest = np.max([*pipes.values(), dram], axis=0)
     sm = np.clip(np.maximum(rng.uniform(0.3, 0.95, families)[family], busiest * 1.02), 0, 0.98)
-    watts = np.minimum(70 + 110 * sm + 130 * dram + 70 * pipes["tensor"] + 60 * pipes["fp64"], MOST_W - IDLE_W)
+    watts = 70 + 110 * sm + 130 * dram + 70 * pipes["tensor"] + 60 * pipes["fp64"]
     is_busy = jobs.role != IDLE
     nvlink = np.where(plan.families.is_one_gpu[family], 1e4, rng.lognormal(22.5, 1.2, families)[family])
     pcie = rng.lognormal(20.5, 1.0, families)[family]
@@ -88,8 +92,28 @@ def _rates(plan: SitePlan, jobs: Arrays, rng: np.random.Generator) -> Columns:
         **{f"{name}_rate": rate * is_busy for name, rate in pipes.items()}, "sm_rate": sm * is_busy,
         "dram_rate": dram * is_busy, "nvlink_rate": np.minimum(nvlink, 2.5e11),
         "pcie_tx_rate": np.minimum(pcie, 2.4e10), "pcie_rx_rate": np.minimum(pcie * both_ways, 2.4e10),
-        "watts": watts, "mean_watts": IDLE_W + jobs.util_frac * watts,
-        "prof": np.where(jobs.has_prof_fault, 0.0, 1.0),
+        "watts": watts, "prof": np.where(jobs.has_prof_fault, 0.0, 1.0),
+    }  # fmt: skip
+
+
+def _unlike(plan: SitePlan, jobs: Arrays, parts: Arrays) -> Columns:
+    """How jobs of equal utilization differ: by the power of their kernels, and by phases across the ridge.
+
+    Draws of its own, so that the other signals do not depend on it.
+    """
+    rng, noise = np.random.default_rng([plan.shape.seed, 31]), plan.profile.noise
+    families, number = len(plan.families.tier), len(jobs.family)
+    spread = noise.family_watts_sigma * rng.normal(size=families)[jobs.family]
+    spread += noise.job_watts_sigma * rng.normal(size=number)
+    held_w = noise.held_most_w * rng.random(families)[jobs.family] * (parts.lead_util > 0)
+    watts = np.clip(parts.watts * np.exp(spread), noise.watts_least, MOST_W - IDLE_W - held_w)
+    uses_fp64 = np.array(["fp64" in combo.pipes for combo in plan.profile.pipes.combos])[plan.families.combo]
+    share = noise.phase_most_share * rng.random(families) * uses_fp64
+    ratio = np.where(plan.families.is_compute_bound, BOUND_MARGIN, rng.uniform(0.1, 1 / BOUND_MARGIN, families))
+    return {
+        "watts": watts, "held_w": held_w, "mean_watts": IDLE_W + held_w + jobs.util_frac * watts,
+        "phase_share": share[jobs.family],
+        "other_dram_rate": np.minimum(parts.fp64_rate * ratio[jobs.family], 0.97),
     }  # fmt: skip
 
 
@@ -166,7 +190,9 @@ class _Block:
 
     def columns(self) -> Columns:
         active = self._active()
-        power = self._idle_w[self._of] + active * self._s.watts[self._of] * (0.97 + 0.06 * self._noise[1])
+        idle_w = self._idle_w + self._s.held_w * (self._weight > 0)
+        power = idle_w[self._of] + active * self._s.watts[self._of] * (0.97 + 0.06 * self._noise[1])
+        power = np.minimum(power, np.float32(MOST_W))
         columns: Columns = {"power_w": power}
         if self._wanted:
             columns |= self._profiling(active) | self._device(active, power)
@@ -199,19 +225,26 @@ class _Block:
         near, far, third = (0.9 + 0.2 * self._noise[n] for n in (1, 2, 3))
         waves = {"sm": near, "fp64": near, "dram": far, "fp32": third, "fp16": far, "tensor": third}
         shares: dict[str, Any] = {"gr_engine_active_frac": true * third}
-        for name in self._wanted & {f"{name}_active_frac" for name in waves}:
-            short = name.removesuffix("_active_frac")
-            shares[name] = true * vars(s)[f"{short}_rate"][of] * waves[short]
-        rates = {
+        rates = {name: vars(s)[f"{name}_rate"][of] for name in waves if f"{name}_active_frac" in self._wanted}
+        if "dram" in rates:
+            rates["dram"] = np.where(self._is_other_phase(), s.other_dram_rate[of], rates["dram"])
+        shares |= {f"{name}_active_frac": true * rate * waves[name] for name, rate in rates.items()}
+        links = {
             "nvlink_tx": (s.nvlink_rate, near), "nvlink_rx": (s.nvlink_rate, near * (0.98 + 0.02 * far)),
             "pcie_tx": (s.pcie_tx_rate, far), "pcie_rx": (s.pcie_rx_rate, third),
         }  # fmt: skip
         bytes_s = {
             f"{name}_bytes_s": np.rint(true * rate[of] * wave).astype(np.float64)
-            for name, (rate, wave) in rates.items()
+            for name, (rate, wave) in links.items()
             if f"{name}_bytes_s" in self._wanted
         }
         return {name: np.minimum(values, most) for name, values in shares.items()} | bytes_s
+
+    def _is_other_phase(self) -> Bools:
+        """The same on all GPUs of a run."""
+        stretch = (self._k.astype(np.uint64) // _PHASE_SAMPLES) * _GOLDEN
+        is_other: Bools = _uniform4(mix(self._s.key[self._of] ^ stretch))[0] < self._s.phase_share[self._of]
+        return is_other
 
     def _device(self, active: Singles, power: Singles) -> Columns:
         """The counters that need no profiling module."""

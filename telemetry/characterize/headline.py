@@ -18,9 +18,9 @@ from telemetry.store.cluster_store import ClusterStore
 
 HEADLINE = "headline"
 GENERATED_NOTE = (
-    "This site is generated. Its shares are set by quota to the published ones, so most rows agree by "
-    "construction. Correlations, shares of samples, and temporal imbalance follow from the generated samples, and "
-    "some of them differ."
+    "This site is generated. Its shares are set by quota to the published ones, and its noise so that power, "
+    "temperature, and the share of memory-bound samples come near, so most rows agree by construction. Other "
+    "correlations and temporal imbalance follow from the generated samples, and some of them differ."
 )
 SHARE, PERCENT, HOURS = "share", "%", "h"
 

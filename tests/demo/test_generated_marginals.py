@@ -17,7 +17,7 @@ from demo import Faults, SiteShape, jobs_table, plan_site
 from demo.source import telemetry_by_hour
 
 PIPES = ["fp64_active_frac", "fp32_active_frac", "fp16_active_frac", "tensor_active_frac"]
-COUNTERS = ("gpu_util_pct", "hbm_used_mib", "dram_active_frac", *PIPES)
+COUNTERS = ("gpu_util_pct", "hbm_used_mib", "power_w", "dram_active_frac", *PIPES)
 TOLERANCE = 0.03  # 3 percentage points
 
 
@@ -164,6 +164,18 @@ def test_fp16_is_very_rare_but_there(measured: pd.DataFrame) -> None:
 def test_81_percent_are_memory_bound(measured: pd.DataFrame) -> None:
     classed = measured[measured.compute + measured.memory > 0]
     assert (classed.memory >= classed.compute).mean() == pytest.approx(0.81, abs=TOLERANCE)
+
+
+def test_jobs_cross_the_ridge_for_a_while(measured: pd.DataFrame) -> None:
+    """The paper's jobs are classed by majority: 88% of the samples are memory-bound, but 81% of the jobs."""
+    classed = measured[(measured.compute + measured.memory > 200) & (measured.memory > measured.compute)]
+    share = classed.memory / (classed.memory + classed.compute)
+    assert (share < 1).mean() > 0.3
+    assert 0.9 < share.mean() < 0.98
+
+
+def test_power_follows_utilization_no_closer_than_published(measured: pd.DataFrame) -> None:
+    assert measured.gpu_util_pct.corr(measured.power_w, method="spearman") == pytest.approx(0.78, abs=0.08)
 
 
 def test_12_percent_of_four_gpu_jobs_never_use_three_gpus(four_gpu_jobs: pd.DataFrame) -> None:

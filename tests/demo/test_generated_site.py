@@ -228,6 +228,7 @@ def test_counters_stay_within_their_limits(telemetry: pa.Table) -> None:
         assert not np.isnan(values).any()
         assert values.min() >= counter.low
         assert values.max() <= counter.high
+    assert telemetry["power_w"].to_numpy().max() <= 400
 
 
 def test_memory_never_exceeds_the_gpu(telemetry: pa.Table) -> None:
