@@ -95,7 +95,7 @@ def _plan_json(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None) -> dict[s
                 "unheard": outcomes[place].unheard,
             }
         sets.append(row)
-    return {"applied": outcomes is not None, "time_s": plan.now_s, "actuator": plan.actuator.name, "node_sets": sets}
+    return {"applied": outcomes is not None, "time_s": plan.now_s, "actuator": plan.actuator, "node_sets": sets}
 
 
 def show_status(status: Status, as_json: bool) -> None:

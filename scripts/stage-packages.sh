@@ -60,6 +60,8 @@ trim_program() {
     find "$site" "$CLIENT$CODE_DIR" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
     rm -rf "$site"/pyarrow/{include,src} "$site"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD} \
         "$CLIENT$CODE_DIR"/bin "$CLIENT$CODE_DIR"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
+    # pbr, which sushy needs, names setuptools, and uses it only to build packages.
+    rm -rf "$site"/{setuptools,setuptools-*,pkg_resources,_distutils_hack,distutils-precedence.pth}
     find "$site/pyarrow" "$site/pandas" "$site/scipy" "$site/numpy" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
         -o -name '*.h' -o -name '*.lib' -o -name '*.a' \) -delete
     find "$FULL$HOME_DIR/bin" -mindepth 1 ! -name 'python*' -delete

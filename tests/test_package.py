@@ -164,7 +164,7 @@ def test_modules_come_compiled_for_users_who_cannot_write_there(package: Package
 def test_no_test_tool_or_extra_is_in_it(package: Package) -> None:
     folders = (package.root / HOME / "lib", package.root / CODE)
     names = {path.name.split("-")[0].lower() for folder in folders for path in folder.rglob("*.dist-info")}
-    assert {"click", "duckdb", "lightgbm", "pandas", "pyarrow", "slurm_almanac"} <= names
+    assert {"click", "duckdb", "lightgbm", "pandas", "pyarrow", "slurm_almanac", "sushy"} <= names
     assert (
         names & {"pip", "setuptools", "pytest", "mypy", "ruff", "dask", "distributed", "click_man", "hatchling"}
         == set()

@@ -121,7 +121,7 @@ def _check_waiting(app: App, root: Path) -> Iterator[Check]:
     placed = shown_path(root, SITE)
     since_s = app.now_s() - max(written, default=app.now_s())
     if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < int(max(written))):
-        todo = "enable almanac-distribute.timer, or run `almanac-distribute` as root after each `almanac publish`"
+        todo = "add the task distribute for root, or run `almanac-distribute` as root after each `almanac publish`"
         said = f"advice of {format_duration(since_s)} ago waits to be distributed: users and Slurm have older files"
         yield Check(NAME, "warn", said, todo)
 
@@ -193,7 +193,7 @@ def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
         return
     age_s = max(0, app.now_s() - max(file.written_s for file in known))
     is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
-    todo = "check almanac-publish.timer and almanac-distribute.timer" if is_late else ""
+    todo = "check the tasks publish and distribute with `almanac run --list`" if is_late else ""
     said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
     yield Check(NAME, "warn" if is_late else "ok", said, todo)
     modes, wanted = sorted({file.mode for file in known}), app.config.priority.mode

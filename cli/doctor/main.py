@@ -27,6 +27,7 @@ from cli.doctor.placement import check_placement
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
+from cli.doctor.tasks import check_tasks
 from cli.doctor.trust import check_trust
 from cli.output import json_text
 
@@ -191,6 +192,7 @@ PROBES: dict[str, Probe] = {
     "GPU bindings": check_bindings,
     "models": check_models,
     "services": check_services,
+    "tasks": check_tasks,
     "MIG slices": check_slices,
     "GPU sharing": check_sharing,
     "priority": check_priority,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LONG_RUN = 0.9
 """Probability that a run is in the interval whose end must be within the time limit."""
-TRAIN = "run `almanac train`, or see `systemctl status almanac-train.timer`"
+TRAIN = "run `almanac train`, or see `almanac run --list`"
 
 
 def stored_speeds(store: ClusterStore, config: Config, now_s: int, users: Collection[str]) -> SpeedTable:

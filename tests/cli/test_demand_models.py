@@ -225,7 +225,7 @@ def test_doctor_finds_what_is_amiss(place: Path) -> None:
     assert found["demand of a100"][0] == "ok"
     assert found["power runs of a100"] == (
         "warn",
-        "none in the last 7 days|enable almanac-power.timer on the controller",
+        "none in the last 7 days|add the task power on the controller",
     )
     append_counts(store.of("c"), "a100", app.time_s - 600, LiveDemand(20, 5, 0, 3))
     assert checks(app)["power runs of a100"][0] == "ok"
