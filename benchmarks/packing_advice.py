@@ -4,7 +4,7 @@ Run: make bench-packing. Measured pairs: Gavel's table ($ALMANAC_DATA or ../shar
 those that stand in for SM_ACTIVE are fitted to four fifths of the pairs and used on the rest. Models of contention:
 draws of SM_ACTIVE and DRAM_ACTIVE, and speeds by a rule that the advice does not know. "held": advised pairs with both
 jobs at their low ends or above. "light": pairs with both at 0.85 or above. Memory: the sites of
-demo/hostile.toml, by the needs that the generator knows.
+hostile_site.toml, by the needs that the generator knows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from figures import Figure, at_most, main
+from hostile_record import record_of
+from hostile_site import hostile_profile, proof_shape
 from packed_pairs import replay_pairs
 
 from advisor.decisions.packing import PackingFamily, PackingRules
@@ -27,9 +29,6 @@ from advisor.evaluation.tier import rate_of
 from advisor.packing.partners import packing_pairs
 from advisor.packing.speeds import Demand, speed_ranges
 from almanac.config import AdviceSection, Tier
-from demo.hostile import hostile_profile, proof_shape
-from demo.plan import plan_site
-from demo.record import record_of
 from simulator.packing.pairs import PairTable, read_pairs
 
 Floats = npt.NDArray[np.float64]
@@ -169,7 +168,7 @@ def of_memory() -> list[Figure]:
         for seed in (1, 2, 3):
             shape = proof_shape(seed)
             since_s = shape.start_s + round(hostile_profile()["site"]["warmup_days"] * 86_400)
-            history, truth = record_of(plan_site(shape))
+            history, truth = record_of(shape)
             advice = dataclasses.replace(AdviceSection(), risk=risk)
             pairs = pd.DataFrame(list(replay_pairs(history, advice, TIERS, RULES.context_mib, since_s)))
             need = truth["need_mib"].to_numpy()

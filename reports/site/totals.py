@@ -12,7 +12,6 @@ import duckdb
 
 from advisor.memory.peaks import ENDED_WELL, SPIKE_MARGIN
 from almanac.config import Config
-from reports.site.headline import Headline, load_headlines
 from telemetry.characterize.usage import largest_tier_names
 from telemetry.metrics.data_quality import OK
 
@@ -114,7 +113,6 @@ class SiteTotals:
 
     parts: by dimension and value, most GPU-hours first; the value "" means not recorded.
 
-    headlines: by dimension and value, the study's headline figures, if the value has jobs with data quality ok.
     """
 
     total: Share
@@ -123,7 +121,6 @@ class SiteTotals:
     sharing: int
     users: int
     parts: dict[str, dict[str, Share]]
-    headlines: dict[str, dict[str, Headline]]
     largest: LargestTier
 
 
@@ -147,7 +144,6 @@ def load_totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         sharing=sharing,
         users=users,
         parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
-        headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
         largest=_largest(db, config),
     )
 

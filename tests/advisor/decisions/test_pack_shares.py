@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
 
 from advisor.decisions.pack_shares import (
     LEVELS,
@@ -19,7 +20,6 @@ from advisor.decisions.pack_shares import (
     objective_value,
     record,
 )
-from benchmarks.share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
 
 TWO = (PackedJob(), PackedJob())
 
