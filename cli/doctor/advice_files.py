@@ -15,6 +15,7 @@ from almanac.submit_config import SITE
 from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.doctor.findings import Check
+from slurm_hooks.advice.file import LIFETIME_S
 
 if TYPE_CHECKING:
     from slurm_hooks.advice.file import AdviceFile
@@ -192,7 +193,7 @@ def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
         yield Check(NAME, "warn", "no file is usable", "run `almanac publish` on a timer")
         return
     age_s = max(0, app.now_s() - max(file.written_s for file in known))
-    is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
+    is_late = age_s > LIFETIME_S / 2
     todo = "check the tasks publish and distribute with `almanac run --list`" if is_late else ""
     said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
     yield Check(NAME, "warn" if is_late else "ok", said, todo)

@@ -54,7 +54,7 @@ class SlurmWorkers(Present):
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(client, section.wait_s, clock=clock)
+        super().__init__(client, clock=clock)
         self._cluster = cluster
         self._section = section
         self._runner = runner
@@ -96,9 +96,9 @@ class SlurmWorkers(Present):
             return f"{seen}; squeue: {error}", "check that slurmctld answers"
         shown = "; ".join(queue) or "none in the queue"
         if not any(" RUNNING " in job for job in queue):
-            hint = "run `squeue --start` to see when they can run; check dask.partition, account, qos, and walltime"
+            hint = "run `squeue --start` to see when they can run; check partition, account, and walltime in [dask]"
         else:
-            hint = f"their nodes must reach {self._cluster.scheduler_address}: check dask.interface and dask.host"
+            hint = f"their nodes must reach {self._cluster.scheduler_address}: check dask.interface"
         if said := _last_words(self._folder):
             hint = f"read the jobs' output in {self._folder}"
         return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", hint
@@ -123,7 +123,7 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
             cluster = SLURMCluster(**_settings(section, name, folder), **_commands(bin_dir))
         except (OSError, RuntimeError, ValueError) as error:
             raise AlmanacError(
-                f"the scheduler cannot be started: {error}", "check dask.interface, dask.host and dask.port"
+                f"the scheduler cannot be started: {error}", "check dask.interface and dask.port"
             ) from error
         with cluster:
             shield(cluster)
@@ -134,9 +134,8 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
 
 def _check_words(section: Dask, shared: Path) -> None:
     """Raises ConfigError where a value would be more than one word in the job's script."""
-    words = ("partition", "account", "qos", "walltime", "interface", "host", "worker_python")
+    words = ("partition", "account", "walltime", "interface", "worker_python")
     values = {name: (getattr(section, name), _WORD) for name in words}
-    values["local_directory"] = (section.local_directory, _PATH)
     values["shared_directory"] = (str(shared), _PATH)
     for name, (value, pattern) in values.items():
         if not pattern.fullmatch(value):
@@ -156,9 +155,8 @@ def _commands(bin_dir: str) -> dict[str, Any]:
 
 def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
     """Arguments of SLURMCluster. None leaves a value to the site's own jobqueue.yaml."""
-    qos = [f"--qos={section.qos}"] if section.qos else []
     # On one address only: without any, Dask listens on all.
-    place = {} if section.interface and not section.host else {"host": section.host or get_ip()}
+    place = {} if section.interface else {"host": get_ip()}
     return {
         "name": name,
         "job_name": name,
@@ -168,12 +166,11 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
         "queue": section.partition or None,
         "account": section.account or None,
         "walltime": section.walltime or None,
-        "job_extra_directives": [*qos, *section.directives] or None,
+        "job_extra_directives": list(section.directives) or None,
         "interface": section.interface or None,
         "scheduler_options": {**NO_DASHBOARD, **place, "port": section.port},
-        "security": _security(folder) if section.tls else None,
+        "security": _security(folder),
         "log_directory": str(folder),
-        "local_directory": section.local_directory or None,
         # -P: a job starts in the folder that almanac was called in, whose modules may be another user's.
         "python": f"{section.worker_python or shlex.quote(sys.executable)} -P",
         "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
@@ -228,7 +225,8 @@ def _rehearse(script: str, runner: Runner, folder: Path) -> None:
             runner(["sbatch", "--test-only", file.name])
         except CommandError as error:
             raise CommandError(
-                f"Slurm refused the workers' jobs: {error}", "correct partition, account, qos, or cores in [dask]"
+                f"Slurm refused the workers' jobs: {error}",
+                "correct partition, account, or cores in [dask]",
             ) from error
 
 

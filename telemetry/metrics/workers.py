@@ -21,20 +21,19 @@ from almanac.config import Dask
 from almanac.errors import AlmanacError, ConfigError
 
 GIB = 2**30
+WAIT_S = 600.0
+"""Seconds without any worker after which a run fails. Slurm may need minutes to start jobs in a busy partition."""
 # Errors reach the caller as exceptions; what distributed logs on the way would only garble the progress bar.
 QUIET = logging.CRITICAL + 1
 NO_DASHBOARD = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 
 class Present:
-    """Workers that somebody else starts. Raises AlmanacError where for wait_s there has been none."""
+    """Workers that somebody else starts. Raises AlmanacError where for WAIT_S there has been none."""
 
-    def __init__(
-        self, client: Client, wait_s: float, address: str = "", clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Client, address: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
         self._address = address
-        self._wait_s = wait_s
         self._clock = clock
         self._seen_s = clock()
 
@@ -46,8 +45,8 @@ class Present:
         now_s = self._clock()
         if present:
             self._seen_s = now_s
-        elif now_s - self._seen_s > self._wait_s:
-            raise AlmanacError(*self.explain(f"no Dask worker came within {self._wait_s:g} s (dask.wait_s)"))
+        elif now_s - self._seen_s > WAIT_S:
+            raise AlmanacError(*self.explain(f"no Dask worker came within {WAIT_S:g} s"))
         return present
 
     def explain(self, seen: str) -> tuple[str, str]:
@@ -60,7 +59,7 @@ class Local(Present):
     """Processes on this machine."""
 
     def __init__(self, client: Client, cluster: LocalCluster, section: Dask) -> None:
-        super().__init__(client, section.wait_s)
+        super().__init__(client)
         self._cluster = cluster
         self._most = section.workers or CPU_COUNT
 
@@ -87,8 +86,6 @@ def local_workers(section: Dask) -> Iterator[Local]:
         "scheduler_kwargs": NO_DASHBOARD,
         "silence_logs": QUIET,  # in the workers
     }
-    if section.local_directory:
-        settings["local_directory"] = section.local_directory
     with quiet_logs(), LocalCluster(**settings) as cluster, Client(cluster) as client:
         shield(cluster)
         yield Local(client, cluster, section)
@@ -105,14 +102,14 @@ def scheduler_workers(address: str, section: Dask) -> Iterator[Present]:
     security = _security(section) if address.startswith("tls://") else None
     with quiet_logs():
         try:
-            client = Client(address, security=security, timeout=min(30, section.wait_s))
+            client = Client(address, security=security, timeout=min(30, WAIT_S))
         except OSError as error:
             raise AlmanacError(
                 f"no Dask scheduler answers at {address}: {error}",
                 "start one with `dask scheduler`, or correct --scheduler",
             ) from error
         with client:
-            yield Present(client, section.wait_s, address)
+            yield Present(client, address)
 
 
 def _security(section: Dask) -> Security:

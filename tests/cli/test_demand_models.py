@@ -23,8 +23,7 @@ from cli.doctor.demand import check_demand
 from cli.metrics_power import power_metrics
 from cli.models import command as models
 from cli.train_demand import node_names, train_demand_models
-from demo import SiteShape
-from demo.plan import host_names
+from demo import SiteShape, host_names
 from reports.textfile import exposition
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState

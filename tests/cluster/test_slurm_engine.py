@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,9 @@ cores = 2
 memory_gib = 0.5
 partition = "hbm80"
 walltime = "00:10:00"
-wait_s = 120.0
 """
+COMMAND = ("-m", "cli.main")
+IMPATIENT = ("-c", "import telemetry.metrics.workers as w; w.WAIT_S = 3.0; from cli.main import main; main()")
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ class Site:
     def store(self) -> Store:
         return Store.open(self.folder / "store", threads=1)
 
-    def summarize(self, *options: str, config: str = CONFIG) -> subprocess.Popen[str]:
+    def summarize(self, *options: str, config: str = CONFIG, program: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
         (self.folder / "almanac.toml").write_text(config)
         places = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
-        argv = [sys.executable, "-m", "cli.main", *places, "summarize", "-S", "2020-01-01", *options]
+        argv = [sys.executable, *program, *places, "summarize", "-S", "2020-01-01", *options]
         return subprocess.Popen(
             argv, env={**os.environ, **self.cluster.lab.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -191,7 +192,7 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
         wait_until("the job's end", lambda: running[0] not in site.running(), 30)
         (tmp_path / "go").touch()
 
-    section = Dask(jobs=2, cores=1, memory_gib=0.5, wait_s=120)
+    section = Dask(jobs=2, cores=1, memory_gib=0.5)
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
@@ -218,7 +219,7 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
                 else:
                     (tmp_path / "go").touch()
 
-    with slurm_workers(Dask(jobs=1, cores=1, memory_gib=0.5, wait_s=120), slurm, tmp_path) as workers:
+    with slurm_workers(Dask(jobs=1, cores=1, memory_gib=0.5), slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
         with store.connect() as db:
@@ -244,7 +245,7 @@ def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals,
 
 
 def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(site: Site) -> None:
-    code, said = ended(site.summarize("--engine", "slurm", config=LATER.replace("120.0", "3.0")))
+    code, said = ended(site.summarize("--engine", "slurm", config=LATER, program=IMPATIENT))
     assert code == 1
     assert "no Dask worker came within 3 s" in said
     assert "PENDING BeginTime" in said

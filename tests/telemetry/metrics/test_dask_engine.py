@@ -46,7 +46,7 @@ JOBS = [
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Local]:
     """Two worker processes."""
-    with local_workers(Dask(workers=2, memory_gib=0.5, wait_s=60)) as running:
+    with local_workers(Dask(workers=2, memory_gib=0.5)) as running:
         yield running
 
 
@@ -228,7 +228,7 @@ def test_a_worker_without_almanac_is_an_error_before_anything_is_computed(store:
         sys.modules[name] = None  # type: ignore[assignment]
 
     # Workers of its own: a task that an earlier test left behind would end one that cannot import its function.
-    with local_workers(Dask(workers=1, memory_gib=0.5, wait_s=60)) as fresh:
+    with local_workers(Dask(workers=1, memory_gib=0.5)) as fresh:
         fresh.want(1)
         fresh.client.wait_for_workers(1)
         fresh.client.run(hide)

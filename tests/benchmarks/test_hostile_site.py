@@ -7,24 +7,18 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from hostile_record import record_of
+from hostile_site import BATCHES, KINDS, hostile_profile, plan_hostile, proof_shape
 
-from demo import SiteShape, generate_jobs
-from demo.hostile import BATCHES, KINDS, hostile_profile, proof_shape
-from demo.plan import SitePlan, plan_site
-from demo.record import record_of
+from demo import SiteShape, generate_jobs, plan_site
 from telemetry.history import load_history
 from telemetry.metrics.preallocation import is_reserved_share
 from telemetry.store.store import Store
 
 
 @pytest.fixture(scope="module")
-def plan() -> SitePlan:
-    return plan_site(dataclasses.replace(proof_shape(501), days=30.0, users=60))
-
-
-@pytest.fixture(scope="module")
-def record(plan: SitePlan) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return record_of(plan)
+def record() -> tuple[pd.DataFrame, pd.DataFrame]:
+    return record_of(dataclasses.replace(proof_shape(501), days=30.0, users=60))
 
 
 def test_every_kind_has_about_its_share_of_the_jobs(record: tuple[pd.DataFrame, pd.DataFrame]) -> None:
@@ -133,10 +127,10 @@ def test_the_record_has_the_columns_of_the_products_history(
     assert set(load_history(store.of("c")).columns) - set(record[0].columns) == measured
 
 
-def test_a_plain_site_is_what_it_was_before_there_were_hostile_ones() -> None:
+def test_only_jobs_differ_from_a_plain_site() -> None:
     shape = SiteShape(days=3, users=12, jobs_per_day=60, nodes_40=8, nodes_80=4)
-    plain = plan_site(shape)
-    hostile = plan_site(dataclasses.replace(shape, is_hostile=True))
-    assert plain.hostile is None
-    assert len(plain.jobs) == len(hostile.jobs)
-    assert np.array_equal(plain.families.need_mib, hostile.families.need_mib)
+    plain, (plan, hostile) = plan_site(shape), plan_hostile(shape)
+    assert len(plain.jobs.family) == len(plan.jobs.family)
+    assert np.array_equal(plain.families.need_mib, plan.families.need_mib)
+    assert not np.array_equal(plain.jobs.need_mib, plan.jobs.need_mib)
+    assert set(hostile.kind) > {0}

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from demo.hostile import (
+from hostile_site import (
     GAPS,
     KINDS,
     NEW_USER,
@@ -20,11 +19,13 @@ from demo.hostile import (
     RESERVED,
     batch_of,
     hostile_profile,
+    plan_hostile,
 )
+
 from demo.jobs import FAILED
-from demo.plan import SitePlan, jobs_table, shown_peak_mib
-from demo.population import REGULAR
-from demo.profile import Bools, Floats, Ints
+from demo.shape import Arrays, Bools, Floats, Ints, SiteShape
+from demo.site import SitePlan, jobs_table, plan_site, shown_peak_mib
+from demo.users import REGULAR
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 
@@ -33,25 +34,27 @@ MIN_RUN_S = 180
 """Shorter runs have no verdict (perlmutter-telemetry, II-C)."""
 
 
-def record_of(plan: SitePlan) -> tuple[pd.DataFrame, pd.DataFrame]:
+def record_of(shape: SiteShape, *, is_hostile: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The history frame of the jobs that ran and ended, and, row by row, what no site knows of them (TRUTH).
 
-    batch: number of the batch within the family, -1 for none. is_death: the run died for want of memory.
+    batch: number of the batch within the family, -1 for none. is_death: the run died for want of memory. is_hostile:
+    some families need memory as hostile_site.toml has it.
     """
+    plan, hostile = plan_hostile(shape) if is_hostile else (plan_site(shape), None)
     runs, jobs = plan.runs, plan.jobs
     family = jobs.family[runs.job]
     drawn = pd.DataFrame(
         {
             "job_id": jobs.job_id[runs.job],
             "submit_s": runs.submit_s,
-            "hbm_max_mib": _measured_mib(plan),
+            "hbm_max_mib": _measured_mib(plan, hostile),
             "hbm_capacity_mib": runs.capacity_mib,
-            "is_flat": _is_flat(plan),
+            "is_flat": _is_flat(plan, hostile),
             "role": jobs.role[runs.job],
             "need_mib": jobs.need_mib[runs.job],
-            "kind": _kinds(plan),
+            "kind": _kinds(plan, hostile),
             "family": family,
-            "batch": batch_of(plan.hostile, jobs)[runs.job] if plan.hostile else -1,
+            "batch": batch_of(hostile, jobs)[runs.job] if hostile else -1,
             "is_death": _is_death(plan),
         }
     )
@@ -86,19 +89,19 @@ def _is_death(plan: SitePlan) -> Bools:
     return starved & (plan.families.framework[jobs.family[runs.job]] < 0)
 
 
-def _measured_mib(plan: SitePlan) -> Floats:
+def _measured_mib(plan: SitePlan, hostile: Arrays | None) -> Floats:
     """The highest sample: a little less than the peak, of some deaths of memory much less; NaN without telemetry."""
     rng = np.random.default_rng([plan.shape.seed, 13])
     tables, runs = hostile_profile(), plan.runs
-    number, family = len(runs), plan.jobs.family[runs.job]
+    number, family = len(runs.job), plan.jobs.family[runs.job]
     least, most = tables["measured"]["missed"]
     shown: Floats = shown_peak_mib(plan) * (1 - rng.uniform(least, most, number))
     is_silent = _is_death(plan) & (rng.random(number) < tables["measured"]["silent_death_share"])
     least, most = tables["measured"]["silent_death_peak"]
     shown = np.where(is_silent, runs.capacity_mib * rng.uniform(least, most, number), shown)
-    if plan.hostile is None:
+    if hostile is None:
         return shown
-    kind, chance, factor = plan.hostile.kind[family], plan.hostile.chance[family], plan.hostile.factor[family]
+    kind, chance, factor = hostile.kind[family], hostile.chance[family], hostile.factor[family]
     shown = np.where((kind == RESERVED) & ~_is_death(plan), factor * runs.capacity_mib, shown)
     is_missed = rng.random(number) < tables["gaps"]["missed_share"]
     least, most = tables["gaps"]["missed_peak"]
@@ -107,7 +110,7 @@ def _measured_mib(plan: SitePlan) -> Floats:
     return np.where(kind == GAPS, seen, shown)
 
 
-def _is_flat(plan: SitePlan) -> Bools:
+def _is_flat(plan: SitePlan, hostile: Arrays | None) -> Bools:
     """Whether use stays within 1% of the capacity below its peak for most of the run."""
     rng = np.random.default_rng([plan.shape.seed, 19])
     measured, family = hostile_profile()["measured"], plan.jobs.family[plan.runs.job]
@@ -115,18 +118,18 @@ def _is_flat(plan: SitePlan) -> Bools:
     of_death = rng.random(len(family)) < measured["flat_death_share"]
     flat: Bools = np.where(_is_death(plan), of_death, of_family[family])
     is_reserving = plan.families.framework[family] >= 0
-    if plan.hostile is not None:
-        is_reserving |= plan.hostile.kind[family] == RESERVED
+    if hostile is not None:
+        is_reserving |= hostile.kind[family] == RESERVED
     return flat | is_reserving
 
 
-def _kinds(plan: SitePlan) -> list[str]:
+def _kinds(plan: SitePlan, hostile: Arrays | None) -> list[str]:
     """Per run: what its family is, else what its user is."""
     family: Ints = plan.jobs.family[plan.runs.job]
-    kind = plan.hostile.kind[family] if plan.hostile else np.full(len(family), PLAIN)
-    user = plan.people.family_user[family]
+    kind = hostile.kind[family] if hostile else np.full(len(family), PLAIN)
+    user = plan.families.user[family]
     named = np.array(KINDS, dtype=object)[kind]
     named = np.where((kind == PLAIN) & plan.families.is_growing[family], "growing", named)
-    is_new = plan.people.user_first_s[user] > plan.shape.start_s
+    is_new = plan.users.first_s[user] > plan.shape.start_s
     named = np.where((named == KINDS[PLAIN]) & is_new, NEW_USER, named)
     return [str(name) for name in np.where(plan.families.framework[family] >= 0, PREALLOCATING, named)]

@@ -103,7 +103,9 @@ def _distances(rng: np.random.Generator) -> Table:
 
 
 def _bell(rng: np.random.Generator) -> Table:
-    first, second = (((np.arange(10) - rng.integers(10)) / rng.uniform(1.5, 6)) ** 2 for _ in range(2))
+    """The peak lies between the shares, so that no two of them tie: the search learns nothing from a tie."""
+    peaks = rng.integers(10, size=2) + rng.uniform(-0.4, 0.4, 2)
+    first, second = (((np.arange(10) - peak) / rng.uniform(1.5, 6)) ** 2 for peak in peaks)
     found: Table = np.exp(-first[:, None] - second[None, :])
     return found
 

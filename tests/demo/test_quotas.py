@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from demo.profile import Curve, load_profile
 from demo.quotas import deal, fill, pack, rank_within, reflect
+from demo.shape import Curve, load_profile
 
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(np.array)
 
@@ -68,12 +68,12 @@ def test_reflect_stays_inside(share: float) -> None:
 
 
 def test_curve_is_linear_between_its_knots() -> None:
-    curve = Curve.of([[0.0, 10], [0.5, 20], [1.0, 100]])
+    curve = Curve([[0.0, 10], [0.5, 20], [1.0, 100]])
     assert curve(np.array([0.25, 0.5, 0.75])).tolist() == [15, 20, 60]
 
 
 def test_shares_of_the_profile_add_up() -> None:
     profile = load_profile()
-    assert np.isclose(sum(b.share for b in profile.bins), 1)
+    assert np.isclose(sum(b.share for b in profile.size.bins), 1)
     assert np.isclose(sum(c.share for c in profile.pipes.combos), 1, atol=0.002)
     assert np.isclose(sum(share for _, _, share in profile.memory.bands_80), 1)
