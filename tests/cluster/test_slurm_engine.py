@@ -49,7 +49,6 @@ cores = 2
 memory_gib = 0.5
 partition = "hbm80"
 walltime = "00:10:00"
-wait_s = 120.0
 """
 
 
@@ -191,7 +190,7 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
         wait_until("the job's end", lambda: running[0] not in site.running(), 30)
         (tmp_path / "go").touch()
 
-    section = Dask(jobs=2, cores=1, memory_gib=0.5, wait_s=120)
+    section = Dask(jobs=2, cores=1, memory_gib=0.5)
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
@@ -218,7 +217,7 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
                 else:
                     (tmp_path / "go").touch()
 
-    with slurm_workers(Dask(jobs=1, cores=1, memory_gib=0.5, wait_s=120), slurm, tmp_path) as workers:
+    with slurm_workers(Dask(jobs=1, cores=1, memory_gib=0.5), slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
         with store.connect() as db:
