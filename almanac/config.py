@@ -147,7 +147,7 @@ class MetricsSection:
 class Dask:
     """Workers of `--engine dask` and `--engine slurm`. Dask's own configuration fills in empty keys."""
 
-    workers: int = _key(0, "worker processes on this machine (--engine dask); 0: one per core", low=0)
+    workers: int = _key(0, "no longer read: --engine local uses all cores of this machine", low=0)
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
     wait_s: float = _key(600.0, "seconds without any worker after which a run fails", low=1)
     jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
