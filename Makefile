@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo images test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -51,11 +51,15 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(PYTEST) -q --collect-only --check-durations >/dev/null
 
-# Lint first: the last line of the output is pytest's summary.
+# Lint, and the images meanwhile, first: the last line of the output is pytest's summary.
 # Four processes for clusters, whose tests mostly wait (tests/conftest.py), and one for the rest on each of two cores.
 # With few examples; `make test-all` takes all.
-test: lint servers
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 --output-sync=recurse lint images
 	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile few $(PYTEST_ARGS)
+
+images: servers
+	@[ -z "$(ALMANAC_REQUIRE_CLUSTER)$(ALMANAC_SITES)" ] || scripts/with-docker.sh true
 
 # Takes longer than a submission may: weekly, and before a release.
 test-all: export ALMANAC_REQUIRE_CLUSTER = 1

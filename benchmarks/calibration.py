@@ -1,6 +1,6 @@
 """Does the memory advice hold at the risk it states? On sites with known needs, and on real memory of named jobs.
 
-Run: make bench-calibration. The sites are those of telemetry/demo_site/hostile.toml, seeds 1 and up, which no
+Run: make bench-calibration. The sites are those of demo/hostile.toml, seeds 1 and up, which no
 part of the bound was made on; from the history frame on, the path is the product's own. Rates are over advised jobs, by
 the need that the generator knows, an array counted once, a batch of a sweep or a burst as one job; 95% intervals by
 bootstrap over users. The oracle knows each job's true peak.
@@ -27,9 +27,9 @@ from traces import DATA, TRACES, load_trace
 from advisor.evaluation.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
 from advisor.memory.peak_store import Case, replay_peaks
 from almanac.config import AdviceSection, Config, Tier
-from telemetry.demo_site.hostile import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
-from telemetry.demo_site.plan import plan_site
-from telemetry.demo_site.record import record_of
+from demo.hostile import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
+from demo.plan import plan_site
+from demo.record import record_of
 from telemetry.store.store import Store
 
 TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"))

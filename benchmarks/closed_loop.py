@@ -7,8 +7,8 @@ import pandas as pd
 
 from advisor.evaluation.tier import DOWN, replay_tiers
 from almanac.config import Config
-from telemetry.demo_site.hostile import hostile_profile
-from telemetry.demo_site.record import evidence_columns
+from demo.hostile import hostile_profile
+from demo.record import evidence_columns
 
 ROUND_DAYS = 20
 DIES_AFTER_S = 600

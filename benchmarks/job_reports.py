@@ -14,9 +14,9 @@ import numpy as np
 from figures import Figure, at_most, main
 
 from almanac.config_file import parse_config
+from demo import GeneratedSource, SiteShape
 from reports.job.context import build
 from reports.job.report import render_email
-from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
 from telemetry.store.store import Store

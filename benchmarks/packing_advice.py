@@ -4,7 +4,7 @@ Run: make bench-packing. Measured pairs: Gavel's table ($ALMANAC_DATA or ../shar
 those that stand in for SM_ACTIVE are fitted to four fifths of the pairs and used on the rest. Models of contention:
 draws of SM_ACTIVE and DRAM_ACTIVE, and speeds by a rule that the advice does not know. "held": advised pairs with both
 jobs at their low ends or above. "light": pairs with both at 0.85 or above. Memory: the sites of
-telemetry/demo_site/hostile.toml, by the needs that the generator knows.
+demo/hostile.toml, by the needs that the generator knows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from advisor.evaluation.tier import rate_of
 from advisor.packing.partners import pack_pending, packing_pairs
 from advisor.packing.speeds import Demand, speed_ranges
 from almanac.config import AdviceSection, Tier
+from demo.hostile import hostile_profile, proof_shape
+from demo.plan import plan_site
+from demo.record import record_of
 from simulator.packing.pairs import PairTable, read_pairs
-from telemetry.demo_site.hostile import hostile_profile, proof_shape
-from telemetry.demo_site.plan import plan_site
-from telemetry.demo_site.record import record_of
 
 Floats = npt.NDArray[np.float64]
 DATA = Path(os.environ.get("ALMANAC_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -26,7 +26,7 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.records import Request
 from cli.demo import CONFIG
-from telemetry.demo_site import GeneratedSource, SiteShape
+from demo import GeneratedSource, SiteShape
 from telemetry.history import load_history
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize

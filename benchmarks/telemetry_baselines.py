@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from demo.shape import BENCH_COUNTERS
 from telemetry.attribution.runs import load_jobs
-from telemetry.demo_site.shape import BENCH_COUNTERS
 from telemetry.store.store import Store
 
 # Imported where it is used: the engine does without, and its memory is measured by the same file.

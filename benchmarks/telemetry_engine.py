@@ -19,9 +19,9 @@ from telemetry_measured import Measured, measure
 from telemetry_partials import compare
 
 from almanac.config import Config
+from demo import GeneratedSource, SiteShape
+from demo.shape import BENCH_COUNTERS
 from telemetry.attribution.runs import load_jobs
-from telemetry.demo_site import GeneratedSource, SiteShape
-from telemetry.demo_site.shape import BENCH_COUNTERS
 from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.options import Options
 from telemetry.store.store import Store

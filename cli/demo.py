@@ -126,7 +126,7 @@ def _generate(app: App, seed: int) -> None:
     import dataclasses
 
     from cli.ingest import run, show
-    from telemetry.demo_site import GeneratedSource, SiteShape
+    from demo import GeneratedSource, SiteShape
     from telemetry.ingest import SourceSpan
 
     shape = SiteShape.demo(seed)

@@ -75,7 +75,7 @@ trim_program() {
 }
 
 # The client stays small: of compiled modules it gets those that its own commands import. It lacks the
-# simulator and what only operators run.
+# simulator, the generated site, and what only operators run.
 LIGHT='cli.advise cli.distribute cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
     slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
     slurm_hooks.restart.wrapper slurm_hooks.advice.times_file slurm_hooks.advice.waits_file slurm_hooks.submit.dialogue
@@ -96,7 +96,7 @@ for module in list(sys.modules.values()):
         print(module.__cached__, module.__file__, sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,telemetry/{demo_site,characterize,attribution,metrics,nodes}} \
+      find "$CLIENT$CODE_DIR"/{simulator,demo,telemetry/{characterize,attribution,metrics,nodes}} \
           "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits,mig},reports/site} \
           "$CLIENT$CODE_DIR"/slurm_hooks/{mig,placement,power} \
           -type f ! -name '*.pyc' | grep -vxFf "$WORK/light"; } | while read -r file; do

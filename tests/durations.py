@@ -20,7 +20,7 @@ MOST = 0.08
 SPARED_S = 3
 ONLY_SLOW = {"advisor.evaluation.packing"}
 """Modules that only slow tests use: a replay of two months."""
-PACKAGES = ("almanac", "telemetry", "advisor", "simulator", "slurm_hooks", "reports", "cli")
+PACKAGES = ("almanac", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli")
 
 
 def listed() -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("almanac", "telemetry", "advisor", "simulator", "slurm_hooks", "reports", "cli", "benchmarks")
+PACKAGES = ("almanac", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli", "benchmarks")
 
 
 def modules_of(root: Path) -> dict[str, Path]:

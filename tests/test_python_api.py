@@ -21,7 +21,7 @@ from almanac.api import SiteReader, explain, open_site, sbatch_request
 from almanac.config_file import load_config
 from almanac.errors import ConfigError, RequestError, StoreError
 from cli.demo import CONFIG
-from telemetry.demo_site import GeneratedSource, SiteShape
+from demo import GeneratedSource, SiteShape
 from telemetry.history import HISTORY, load_history
 from telemetry.ingest import SourceSpan, ingest_all
 from telemetry.metrics.summary import summarize

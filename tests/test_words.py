@@ -177,7 +177,9 @@ def test_texts_of_a_module_are_its_strings_and_comments() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("package", ["almanac", "telemetry", "advisor", "simulator", "slurm_hooks", "reports", "cli"])
+@pytest.mark.parametrize(
+    "package", ["almanac", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli"]
+)
 def test_texts_in_the_code_are_plain(package: str) -> None:
     found = {}
     for path in sorted((ROOT / package).rglob("*.py")):

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from almanac.config import Tier
 from almanac.errors import FileFormatError, RequestError
+from demo import SiteShape, generate_jobs
 from simulator.cluster import Cluster, NodeSet
 from simulator.traces.gavel import is_gavel, read_gavel
 from simulator.traces.job_table import COLUMNS, workload_of_jobs
 from simulator.traces.recorded_cluster import recorded_cluster
 from simulator.traces.swf import is_swf, read_swf
 from simulator.workload import Workload, make_workload
-from telemetry.demo_site import SiteShape, generate_jobs
 from telemetry.sources.files import FileSource
 from telemetry.store.cluster_store import ClusterStore
 

@@ -17,7 +17,7 @@ import pytest
 
 from almanac.config_file import load_config
 from cli.demo import CONFIG
-from telemetry.demo_site import GeneratedSource, SiteShape
+from demo import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
 from telemetry.store.store import Store

@@ -23,11 +23,11 @@ from cli.doctor.demand import check_demand
 from cli.metrics_power import power_metrics
 from cli.models import command as models
 from cli.train_demand import node_names, train_demand_models
+from demo import SiteShape
+from demo.plan import host_names
 from reports.textfile import exposition
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState
-from telemetry.demo_site import SiteShape
-from telemetry.demo_site.plan import host_names
 from telemetry.nodes.counts import append_counts
 from telemetry.slurm.node_sets import LiveDemand
 from telemetry.store.schema import JOBS, NODE_COUNTS

@@ -18,10 +18,10 @@ from mails import NOW_S, message
 from almanac.errors import StoreError
 from cli.demo import CONFIG
 from cli.main import cli
+from demo import GeneratedSource, SiteShape
 from reports.mail.outbox import Outbox, outbox_path
 from slurm_hooks.priority.action_log import ActionLog, LoggedAction
 from telemetry.characterize.files import write_tables
-from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.store.atomic import write_output
 from telemetry.store.store import Store

@@ -21,8 +21,8 @@ from testbed import Cluster
 import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask
+from demo import GeneratedSource, SiteShape
 from telemetry.attribution.runs import load_jobs
-from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper

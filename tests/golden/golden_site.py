@@ -26,7 +26,7 @@ import cli.main
 from almanac.config_file import load_config
 from almanac.records import Counts
 from cli.demo import CONFIG
-from telemetry.demo_site import GeneratedSource, SiteShape
+from demo import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
 from telemetry.sources.base import RowBatch

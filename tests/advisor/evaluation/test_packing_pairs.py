@@ -10,9 +10,9 @@ import pytest
 
 from advisor.evaluation.packing import replay_pairs
 from almanac.config import AdviceSection, Tier
-from telemetry.demo_site.hostile import proof_shape
-from telemetry.demo_site.plan import plan_site
-from telemetry.demo_site.record import record_of
+from demo.hostile import proof_shape
+from demo.plan import plan_site
+from demo.record import record_of
 
 TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"))
 CONTEXT_MIB = 500

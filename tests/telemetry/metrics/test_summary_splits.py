@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
 from profiles import examples
 
+from demo import GeneratedSource, SiteShape
 from telemetry.attribution.runs import ended_jobs, load_runs
-from telemetry.demo_site import GeneratedSource, SiteShape
 from telemetry.ingest import IngestResult, ingest
 
 QUICK = (Phase.explicit, Phase.generate)

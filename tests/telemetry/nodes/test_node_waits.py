@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from almanac.power_config import NodeSet
-from telemetry.demo_site import SiteShape, jobs_table, plan_site
-from telemetry.demo_site.plan import host_names
+from demo import SiteShape, jobs_table, plan_site
+from demo.plan import host_names
 from telemetry.nodes.demand import Accounted, accounted_demand
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.demo_site.counters import RowMaker, Segments, mix
-from telemetry.demo_site.families import MIB_40, MIB_80
-from telemetry.demo_site.plan import SitePlan
-from telemetry.demo_site.profile import Bools, Floats, Ints
-from telemetry.demo_site.segments import HOUR_MS, Timeline, make_timeline
-from telemetry.demo_site.signals import IDLE_W, Words, make_signals
+from demo.counters import RowMaker, Segments, mix
+from demo.families import MIB_40, MIB_80
+from demo.plan import SitePlan
+from demo.profile import Bools, Floats, Ints
+from demo.segments import HOUR_MS, Timeline, make_timeline
+from demo.signals import IDLE_W, Words, make_signals
 from telemetry.store.schema import TELEMETRY
 
 _GLITCH_PCT = 4096.0  # far beyond what the counter can be

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from telemetry.demo_site.profile import Bools, Ints
+from demo.profile import Bools, Ints
 
 _CODES = (  # noqa: SIM905
     "vasp lammps gromacs cp2k qe namd openmm chroma milc warpx amrex pele nyx castro hacc gyro xgc bert resnet50 "

@@ -7,10 +7,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from telemetry.demo_site.population import REGULAR, Population
-from telemetry.demo_site.profile import Bools, Floats, Ints, Profile, SizeBin
-from telemetry.demo_site.quotas import deal, fill, pack
-from telemetry.demo_site.shape import SiteShape
+from demo.population import REGULAR, Population
+from demo.profile import Bools, Floats, Ints, Profile, SizeBin
+from demo.quotas import deal, fill, pack
+from demo.shape import SiteShape
 
 NO_TIER, TIER_40, TIER_80 = 0, 1, 2
 MIB_40, MIB_80 = 40960.0, 81920.0

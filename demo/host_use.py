@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from telemetry.demo_site.jobs import Jobs
-from telemetry.demo_site.profile import Bools, Floats, Ints
-from telemetry.demo_site.schedule import ScheduledRuns
-from telemetry.demo_site.shape import SiteShape
+from demo.jobs import Jobs
+from demo.profile import Bools, Floats, Ints
+from demo.schedule import ScheduledRuns
+from demo.shape import SiteShape
 
 NODE_MIB = 256_000
 """Of each node; a shared job gets its GPUs' share."""

@@ -11,8 +11,7 @@ import pytest
 from ClusterShell.NodeSet import NodeSet
 
 from almanac.names import name_key
-from telemetry.counters import COUNTERS
-from telemetry.demo_site import (
+from demo import (
     BENCH_COUNTERS,
     Faults,
     GeneratedSource,
@@ -24,7 +23,8 @@ from telemetry.demo_site import (
     plan_site,
     truth_table,
 )
-from telemetry.demo_site.plan import fold_hosts
+from demo.plan import fold_hosts
+from telemetry.counters import COUNTERS
 from telemetry.sources.base import Source
 from telemetry.store.schema import JOBS, TELEMETRY
 

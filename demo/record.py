@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from telemetry.demo_site.hostile import (
+from demo.hostile import (
     GAPS,
     KINDS,
     NEW_USER,
@@ -21,10 +21,10 @@ from telemetry.demo_site.hostile import (
     batch_of,
     hostile_profile,
 )
-from telemetry.demo_site.jobs import FAILED
-from telemetry.demo_site.plan import SitePlan, jobs_table, shown_peak_mib
-from telemetry.demo_site.population import REGULAR
-from telemetry.demo_site.profile import Bools, Floats, Ints
+from demo.jobs import FAILED
+from demo.plan import SitePlan, jobs_table, shown_peak_mib
+from demo.population import REGULAR
+from demo.profile import Bools, Floats, Ints
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT
 from telemetry.metrics.preallocation import is_reserved_share
 

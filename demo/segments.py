@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.counters import Segments, mix
-from telemetry.demo_site.plan import SitePlan
-from telemetry.demo_site.profile import Ints
+from demo.counters import Segments, mix
+from demo.plan import SitePlan
+from demo.profile import Ints
 
 HOUR_MS = 3_600_000
 _BITS = np.array([bin(mask).count("1") for mask in range(1 << 8)])  # eight GPUs a node at most

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.profile import Bools, Floats, Ints, People, Profile
-from telemetry.demo_site.quotas import rank_within
-from telemetry.demo_site.shape import SiteShape
+from demo.profile import Bools, Floats, Ints, People, Profile
+from demo.quotas import rank_within
+from demo.shape import SiteShape
 
 REGULAR, IDLE, STAFF = 0, 1, 2
 

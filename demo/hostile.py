@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, DemoFamilies
-from telemetry.demo_site.jobs import Jobs
-from telemetry.demo_site.population import REGULAR, Population
-from telemetry.demo_site.profile import Bools, Floats, Ints, Profile
-from telemetry.demo_site.quotas import fill, rank_within
-from telemetry.demo_site.shape import SiteShape
+from demo.families import MIB_40, MIB_80, TIER_80, DemoFamilies
+from demo.jobs import Jobs
+from demo.population import REGULAR, Population
+from demo.profile import Bools, Floats, Ints, Profile
+from demo.quotas import fill, rank_within
+from demo.shape import SiteShape
 
 KINDS = (
     "plain", "bimodal", "growing", "renamed", "shared", "rare", "regime", "sweep", "burst", "heavy", "near", "leak",

@@ -6,9 +6,9 @@ import hashlib
 
 import numpy as np
 
-from telemetry.demo_site.hostile import hostile_profile
-from telemetry.demo_site.jobs import Jobs
-from telemetry.demo_site.population import Population
+from demo.hostile import hostile_profile
+from demo.jobs import Jobs
+from demo.population import Population
 
 
 def job_scripts(seed: int, people: Population, jobs: Jobs) -> list[str | None]:

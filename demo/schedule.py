@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, NO_TIER, TIER_80, DemoFamilies
-from telemetry.demo_site.jobs import CANCELLED, COMPLETED, FAILED, NODE_FAIL, Jobs
-from telemetry.demo_site.profile import Floats, Ints
-from telemetry.demo_site.shape import SiteShape
+from demo.families import MIB_40, MIB_80, NO_TIER, TIER_80, DemoFamilies
+from demo.jobs import CANCELLED, COMPLETED, FAILED, NODE_FAIL, Jobs
+from demo.profile import Floats, Ints
+from demo.shape import SiteShape
 
 
 @dataclass(frozen=True)

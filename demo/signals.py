@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.demo_site.jobs import FAILED
-from telemetry.demo_site.plan import SitePlan, shown_peak_mib
-from telemetry.demo_site.population import IDLE
-from telemetry.demo_site.profile import PIPES, Bools, Floats, Ints
+from demo.jobs import FAILED
+from demo.plan import SitePlan, shown_peak_mib
+from demo.population import IDLE
+from demo.profile import PIPES, Bools, Floats, Ints
 
 Singles = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.demo_site import SiteShape, generate_jobs
-from telemetry.demo_site.hostile import BATCHES, KINDS, hostile_profile, proof_shape
-from telemetry.demo_site.plan import SitePlan, plan_site
-from telemetry.demo_site.record import record_of
+from demo import SiteShape, generate_jobs
+from demo.hostile import BATCHES, KINDS, hostile_profile, proof_shape
+from demo.plan import SitePlan, plan_site
+from demo.record import record_of
 from telemetry.history import load_history
 from telemetry.metrics.preallocation import is_reserved_share
 from telemetry.store.store import Store

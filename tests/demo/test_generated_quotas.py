@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.demo_site.profile import Curve, load_profile
-from telemetry.demo_site.quotas import deal, fill, pack, rank_within, reflect
+from demo.profile import Curve, load_profile
+from demo.quotas import deal, fill, pack, rank_within, reflect
 
 COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(np.array)
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.records import Counts
-from telemetry.demo_site.plan import SitePlan, jobs_table, plan_site, truth_table
-from telemetry.demo_site.rows import iterate_hours
-from telemetry.demo_site.shape import SiteShape
+from demo.plan import SitePlan, jobs_table, plan_site, truth_table
+from demo.rows import iterate_hours
+from demo.shape import SiteShape
 from telemetry.sources.base import RowBatch
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telemetry.demo_site.families import MIB_40, MIB_80, TIER_80, DemoFamilies, size_bins
-from telemetry.demo_site.population import IDLE, REGULAR, Population, Submissions
-from telemetry.demo_site.profile import Bools, DurationProfile, Floats, Ints, Profile
-from telemetry.demo_site.quotas import rank_within, reflect
-from telemetry.demo_site.shape import SiteShape
+from demo.families import MIB_40, MIB_80, TIER_80, DemoFamilies, size_bins
+from demo.population import IDLE, REGULAR, Population, Submissions
+from demo.profile import Bools, DurationProfile, Floats, Ints, Profile
+from demo.quotas import rank_within, reflect
+from demo.shape import SiteShape
 
 COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL = range(5)
 STATES = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")

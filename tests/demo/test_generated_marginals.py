@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from ClusterShell.NodeSet import NodeSet
 
-from telemetry.demo_site import Faults, SiteShape, generate_telemetry, jobs_table, plan_site
+from demo import Faults, SiteShape, generate_telemetry, jobs_table, plan_site
 
 PIPES = ["fp64_active_frac", "fp32_active_frac", "fp16_active_frac", "tensor_active_frac"]
 COUNTERS = ("gpu_util_pct", "hbm_used_mib", "dram_active_frac", *PIPES)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.demo_site.profile import Ints
-from telemetry.demo_site.signals import IDLE_W, Signals, Singles, Words
+from demo.profile import Ints
+from demo.signals import IDLE_W, Signals, Singles, Words
 
 BLOCK_ROWS = 1 << 16  # so that a block's arrays stay in the processor's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

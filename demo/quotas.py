@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from telemetry.demo_site.profile import Bools, Floats, Ints
+from demo.profile import Bools, Floats, Ints
 
 
 def fill(counts: Ints, order: Ints, wanted: float) -> Bools:

@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from almanac.names import name_key
-from telemetry.demo_site.families import NO_TIER, DemoFamilies, make_families
-from telemetry.demo_site.host_use import host_columns
-from telemetry.demo_site.hostile import Hostile, hostile_jobs, hostile_names, make_hostile
-from telemetry.demo_site.job_names import family_stems, job_names
-from telemetry.demo_site.jobs import STATES, Jobs, make_jobs
-from telemetry.demo_site.population import Population, make_population, make_submissions
-from telemetry.demo_site.profile import Bools, Floats, Ints, Profile, load_profile
-from telemetry.demo_site.schedule import ScheduledRuns, schedule
-from telemetry.demo_site.scripts import job_scripts
-from telemetry.demo_site.shape import SiteShape
+from demo.families import NO_TIER, DemoFamilies, make_families
+from demo.host_use import host_columns
+from demo.hostile import Hostile, hostile_jobs, hostile_names, make_hostile
+from demo.job_names import family_stems, job_names
+from demo.jobs import STATES, Jobs, make_jobs
+from demo.population import Population, make_population, make_submissions
+from demo.profile import Bools, Floats, Ints, Profile, load_profile
+from demo.schedule import ScheduledRuns, schedule
+from demo.scripts import job_scripts
+from demo.shape import SiteShape
 from telemetry.store.schema import JOBS
 
 TIERS = (None, "hbm40g", "hbm80g")
