@@ -267,6 +267,16 @@ def test_parquet_timestamps_and_float_labels(tmp_path: Path) -> None:
     assert (row["gpu"], row["time_ms"], row["temp_c"]) == (3, 1767225600000, 41.0)
 
 
+def test_neither_a_path_nor_the_case_of_a_column_is_a_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu=7"
+    folder.mkdir()
+    for name, gpu in (("t[1]*.parquet", 1), ("t1x.parquet", 2)):
+        table = pa.table({"GPU": [9], "host": ["n1"], "gpu": [gpu], "time_ms": [1000], "temp_c": [40.0]})
+        pq.write_table(table, folder / name)
+    rows, _ = read(folder / "t[1]*.parquet")
+    assert [row["gpu"] for row in rows] == [1]
+
+
 def test_a_job_file_is_no_telemetry(tmp_path: Path) -> None:
     path = write(tmp_path / "jobs.csv", "job_id,submit_s", "1,2")
     with pytest.raises(
