@@ -17,6 +17,8 @@ from almanac.config import Config
 
 SIMPLEST = "user last 5 median"
 WORSE_BY = 1.1
+MAX_AGE_DAYS = 14
+"""Age above which a model is not used, and the last runs predict: two weeks of failed trainings."""
 DRIFT_BY = 1.3
 MIN_JOBS_SINCE = 100
 MAX_LOST_COVERAGE = 0.15
@@ -30,8 +32,8 @@ def faults_of(trained: Trained, config: Config, now_s: int) -> list[str]:
     age_days = (now_s - trained.trained_s) / 86_400
     if age_days < -1:
         faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead: train again")
-    if age_days > config.training.max_age_days:
-        faults.append(f"trained {age_days:.0f} days ago, the limit is {config.training.max_age_days}")
+    if age_days > MAX_AGE_DAYS:
+        faults.append(f"trained {age_days:.0f} days ago, the limit is {MAX_AGE_DAYS}")
     ours, simplest = trained.scores.get("almanac", NOTHING), trained.scores.get(SIMPLEST, NOTHING)
     if ours.median_abs_log_error > WORSE_BY * simplest.median_abs_log_error:
         faults.append(

@@ -34,6 +34,9 @@ _TEMPORARY = ".new-"
 _MOST_BYTES = 2**26
 _Loaded = TypeVar("_Loaded")
 
+KEEP_VERSIONS = 10
+"""Trained versions that a training keeps, for a rollback: ten days of daily training."""
+
 
 def checksum(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -6,21 +6,22 @@ docs/configuration.md is generated.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from almanac.gpu_type_config import GpuAdvice as GpuAdvice
-from almanac.gpu_type_config import GpuType as GpuType
-from almanac.link_config import Link as Link
-from almanac.mig_config import Mig as Mig
-from almanac.mig_raise_config import MigRaise as MigRaise
-from almanac.packing_config import Packing as Packing
-from almanac.placement_config import Placement as Placement
-from almanac.power_config import NodeSet as NodeSet
-from almanac.power_config import Power as Power
+from almanac.actions_config import Mig as Mig
+from almanac.actions_config import MigRaise as MigRaise
+from almanac.actions_config import NodeSet as NodeSet
+from almanac.actions_config import Placement as Placement
+from almanac.actions_config import Power as Power
+from almanac.submit_config import GpuAdvice as GpuAdvice
+from almanac.submit_config import GpuType as GpuType
 from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
 from almanac.submit_config import Tier as Tier
+from almanac.submit_config import fixed
 from almanac.submit_config import key as _key
 
 BackendName = Literal["commands", "pyslurm"]
@@ -31,6 +32,14 @@ FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
 MailFrequency = Literal["every", "useful", "digest", "off"]
+
+
+PLACEHOLDERS = (
+    "job_id", "shown_id", "user", "account", "partition", "cluster", "start_s", "end_s", "start_ms", "end_ms",
+)  # fmt: skip
+"""What the address of a link can name. shown_id: as Slurm shows it, such as 1234_5 for a task of an array."""
+MOST_LINKS = 8
+PLACEHOLDER = r"\{([^{}]*)\}"
 
 
 @dataclass(frozen=True)
@@ -73,13 +82,10 @@ class Slurm:
     timeout_s: int = _key(300, "seconds after which almanac stops waiting for a Slurm command", low=1, high=86400)
     lookback_days: int = _key(30, "days of accounting that the first ingest reads", low=1, high=36500)
     window_hours: int = _key(24, "hours of accounting that one sacct query reads", low=1, high=87600)
-    overlap_hours: int = _key(
-        6, "hours before the last read to read again, because slurmdbd can learn late of a job's end", low=1, high=87600
-    )
+    overlap_hours: int = fixed(6, "hours before the last read to read again: slurmdbd can learn late of a job's end")
     read_steps: bool = _key(
         True, "also read the steps of GPU jobs, for step metrics; one more sacct query for each 500 ended GPU jobs"
     )
-    max_clock_skew_s: int = _key(300, "jobs that start or end further in the future (seconds) are dropped and counted")
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,8 @@ class Prometheus:
     ca_file: str = _key("", "certificate authority for https; empty: the system's")
     timeout_s: float = _key(60.0, "seconds after which one query fails", low=0.1, high=86400)
     retries: int = _key(4, "retries of a failed query, with exponential backoff", low=0, high=1000)
-    chunk_minutes: int = _key(60, "minutes that one query reads; halved if the server refuses", low=1, high=525600)
-    max_samples: int = _key(12_000_000, "largest number of samples in memory at once", low=1000)
+    chunk_minutes: int = fixed(60, "minutes that one query reads; halved if the server refuses")
+    max_samples: int = fixed(12_000_000, "largest number of samples in memory at once: about 1 GiB")
     lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
     delay_s: int = _key(60, "samples younger than this many seconds wait for the next run", low=0, high=86400)
     host_suffix: str = _key(
@@ -108,7 +114,6 @@ class Bindings:
         "", "folder of the records that slurm_hooks/prolog/almanac-gpus.sh writes; empty: no records"
     )
     use_labels: bool = _key(True, "use the exporter's hpc_job or jobid label")
-    use_squeue: bool = _key(True, "read gres_detail of running jobs from squeue")
 
 
 @dataclass(frozen=True)
@@ -126,20 +131,11 @@ class Filters:
 @dataclass(frozen=True)
 class MetricsSection:
     imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
-    window_s: int = _key(
-        60,
-        "window of spatial imbalance, seconds; a divisor of 3600; widened for GPUs with a longer scrape interval",
-        low=1,
-        high=3600,
-    )
-    window_alignment: WindowAlignment = _key(
-        "utc", "windows start at full UTC minutes (utc), or at the job's first sample (job)"
+    window_alignment: WindowAlignment = fixed(
+        "utc", "windows start at full UTC minutes; job: at the job's first sample, as in the notebooks of the paper"
     )
     spatial_method: SpatialMethod = _key(
         "means", "spatial imbalance compares GPUs by their means in a window (means), or by their sums (paper)"
-    )
-    pipe_used_frac: float = _key(
-        0.005, "mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)", low=0
     )
 
 
@@ -147,29 +143,19 @@ class MetricsSection:
 class Dask:
     """Workers of `--engine dask` and `--engine slurm`. Dask's own configuration fills in empty keys."""
 
-    workers: int = _key(0, "no longer read: --engine local uses all cores of this machine", low=0)
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
-    wait_s: float = _key(600.0, "seconds without any worker after which a run fails", low=1)
     jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
     cores: int = _key(8, "cores of each Slurm job, one worker process on each", low=1)
     partition: str = _key("", "partition of these Slurm jobs")
     account: str = _key("", "account of these Slurm jobs")
-    qos: str = _key("", "QOS of these Slurm jobs")
     walltime: str = _key("02:00:00", "time limit of these Slurm jobs; a job that ends early is replaced")
     directives: tuple[str, ...] = _key((), 'more sbatch options, such as "--constraint=cpu"')
     interface: str = _key("", "network interface of the scheduler and workers, such as ib0")
-    host: str = _key(
-        "", "address that the scheduler listens on; empty: the address of interface, or of the default route"
-    )
     port: int = _key(0, "port of the scheduler; 0: any free port", low=0, high=65535)
     worker_python: str = _key(
         "", "Python of these Slurm jobs, with this almanac installed; empty: the Python that runs now"
     )
-    local_directory: str = _key(
-        "", "folder on a worker's node for temporary data; can name a variable of the job: $TMPDIR"
-    )
     shared_directory: str = _key("", "shared folder for the jobs' output and keys; empty: workers/ in the store")
-    tls: bool = _key(True, "use mutual TLS with a key made for each run (--engine slurm)")
     tls_ca_file: str = _key("", "certificate authority of an existing scheduler (--scheduler tls://...)")
     tls_cert_file: str = _key("", "this client's certificate for it")
     tls_key_file: str = _key("", "this client's key for it")
@@ -181,34 +167,18 @@ class AdviceSection:
         0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
     min_runs: int = _key(5, "runs that a memory bound needs; with fewer there is no advice", low=2)
-    max_runs: int = _key(60, "newest runs that show growth", low=2)
     history_days: int = _key(120, "age in days above which past jobs are ignored", low=1)
     headroom_mib: int = _key(
         1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
     )
-    spike_margin: float = _key(0.02, "share by which the true peak may exceed the highest 10 s sample", low=0, high=1)
-    min_relative_spread: float = _key(0.02, "smallest relative spread of memory requirements", low=0.001, high=1)
-    censored_share: float = _key(0.97, "share of the capacity above which a peak may be cut off", low=0.5, high=1)
-    failed_share: float = _key(
-        0.9, "the same for a failed job, which is then suspected to have run out of GPU memory", low=0.5, high=1
-    )
     max_slowdown: float = _key(
         1.5, "longest run time on a MIG slice to advise, as a multiple of that on a whole GPU", low=1, high=10
-    )
-    pause_days: int = _key(
-        30, "days without advice for a job family that ran out of memory on a smaller tier than before", low=0
     )
 
 
 @dataclass(frozen=True)
 class Rolling:
-    decay: float = _key(
-        0.8, "weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)", low=0, high=1
-    )
-    similarity: float = _key(
-        0.8, "smallest normalized Levenshtein similarity of names that count as similar", low=0, high=1
-    )
-    max_runs: int = _key(50, "newest matched runs to use", low=1)
+    similarity: float = fixed(0.8, "smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)")
     families: FamilyRule = _key(
         "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
     )
@@ -221,25 +191,7 @@ class Training:
         "almanac",
         "almanac: LightGBM with the last runs; helios: LightGBM with the rolling estimate, as in the paper",
     )
-    blend: float = _key(
-        -1.0,
-        "weight of the rolling estimate with predictor helios, 0..1; negative: chosen on the validation span",
-        low=-1,
-        high=1,
-    )
-    coverage: float = _key(
-        0.8, "share of jobs that end inside the interval of their predicted duration", low=0.5, high=0.99
-    )
-    validation_share: float = _key(
-        0.2,
-        "newest share of the jobs that tests the first model; later models are tested on newer jobs",
-        low=0.05,
-        high=0.5,
-    )
     retrain_hours: int = _key(24, "hours between trainings, for the timer and `almanac evaluate`", low=1)
-    max_age_days: int = _key(14, "age in days above which a model is not used; then the last runs predict", low=1)
-    keep_versions: int = _key(10, "trained versions to keep, for rollback", low=1)
-    seed: int = _key(1, "seed of LightGBM")
 
 
 @dataclass(frozen=True)
@@ -248,9 +200,6 @@ class Reports:
 
     own_jobs: int = _key(50, "newest ended GPU jobs to publish for each user; 0: none", low=0)
     own_days: int = _key(30, "days after which a job is no longer published", low=1)
-    own_per_run: int = _key(
-        1000, "most reports that one run of publish makes, newest jobs first; the others wait", low=1
-    )
 
 
 @dataclass(frozen=True)
@@ -279,7 +228,6 @@ class Mail:
     ca_file: str = _key("", "certificate authority of the server; empty: the system's")
     username: str = _key("", "user name for the login, with password_file; empty: no login")
     password_file: str = _key("", "file that holds the password")
-    timeout_s: float = _key(30.0, "seconds after which almanac stops waiting for the server", low=0.1, high=86400)
     sender: str = _key("", "sender address; empty: almanac at this host's name")
     recipient: str = _key("{user}", "address of a user, where {user} is the user name, as in {user}@example.org")
     address_map: str = _key(
@@ -306,15 +254,38 @@ class Mail:
         low=0,
         high=1440,
     )
-    wait_s: int = _key(1800, "most seconds that a report waits for telemetry after the job ends", low=0)
-    array_wait_hours: int = _key(24, "hours that a task of an array waits for the others after it ends", low=0)
     spool_dir: str = _key(
         "/var/spool/almanac/ended", "folder that almanac-ended.sh writes to when a job ends; optional"
     )
     per_minute: int = _key(300, "most mails to the server within a minute", low=1)
     per_user_hour: int = _key(20, "most mails to one user within an hour; the others wait", low=1)
-    give_up_hours: int = _key(72, "hours after which almanac drops a mail that the server does not accept", low=1)
-    keep_days: int = _key(90, "days that the outbox keeps sent mails", low=1)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Advice on jobs of one user that can share a GPU. The risk to run out of memory is [advice] risk."""
+
+    advise: bool = _key(True, "say which of a user's jobs can share a GPU")
+    min_gain: float = _key(
+        1.15, "least work per GPU-hour, as a multiple of one job alone, that sharing must surely bring", low=1, high=4
+    )
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link from the report of each job to another page, such as a dashboard. A link without a known value, such as
+    the start of a job that never started, is left out.
+    """
+
+    name: str = _key("", "text of the link, such as Open in Grafana")
+    url: str = _key("", f"address, http or https, which can name {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}")
+
+    def filled(self, values: Mapping[str, str]) -> str | None:
+        """The address for a job. values: by placeholder, URL-encoded; None if one is missing."""
+        names = re.findall(PLACEHOLDER, self.url)
+        if any(name not in values for name in names):
+            return None
+        return re.sub(PLACEHOLDER, lambda found: values[found[1]], self.url)
 
 
 @dataclass(frozen=True)
@@ -342,9 +313,11 @@ class Config:
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     placement: Placement = Placement()  # noqa: RUF009
     gpu_advice: GpuAdvice = GpuAdvice()  # noqa: RUF009
-    packing: Packing = Packing()  # noqa: RUF009
+    packing: Packing = Packing()
     tiers: tuple[Tier, ...] = ()
     gpu_types: tuple[GpuType, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()
     source: str = ""
+    removed: tuple[str, ...] = ()
+    """Keys of the file that are no longer settings (almanac.removed_keys)."""

@@ -5,30 +5,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
+import logging
 import os
 import re
 import tomllib
-import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from almanac.addresses import is_address, is_pattern
-from almanac.config import Config, Link, NodeSet, Tier
+from almanac.config import MOST_LINKS, PLACEHOLDER, PLACEHOLDERS, Config, GpuType, Link, NodeSet, Tier
 from almanac.errors import ConfigError
-from almanac.gpu_type_config import GpuType
-from almanac.link_config import MOST_LINKS, check_link, check_page
 from almanac.mig import compute_slices
+from almanac.removed_keys import said_of, without_removed
 from almanac.slices import real_capacities
-from almanac.submit_config import MAX_COMPUTE_SLICES
+from almanac.submit_config import keys_of
 from almanac.trusted_file import read_trusted
 from almanac.units import printable
 
 _MOST_BYTES = 4 << 20
 _MOST = 2**53
-"""Above this a float does not hold every integer; NaN and infinity are no numbers either."""
+"""Above this a float does not hold every integer."""
 _SET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_URL = r"https?://[A-Za-z0-9.:\[\]-]+(?:[/?#][!#-;=?-\[\]_a-z{}~]*)?"
+"""A host, and then no character that would need quoting in HTML or a mail. No placeholder in the host."""
+_MOST_URL = 1000
 SYSTEM_FILE = Path("/etc/almanac/almanac.toml")
 
 
@@ -80,61 +85,74 @@ def load_config(path: Path | None) -> Config:
         raise ConfigError(f"{path}: not valid TOML: nested too deeply", "write it as sections and keys") from error
     except ValueError as error:  # a number of thousands of digits is one that tomllib does not make its own
         raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
-    return dataclasses.replace(parse_config(data, str(path)), source=str(path))
+    config = parse_config(data, str(path))
+    if config.removed:
+        _warn(f"warning: {path}: no longer read: {said_of(config.removed)}; remove these keys")
+    return dataclasses.replace(config, source=str(path))
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warn once in a process, on stderr unless the caller of the Python API has set up logging."""
+    logging.getLogger("almanac").warning("%s", text)
 
 
 def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     """A Config of parsed TOML. Raises ConfigError."""
-    sections = {f.name: f for f in dataclasses.fields(Config) if f.name != "source"}
-    _refuse_unknown(data, list(sections), where, "section")
+    data, removed = without_removed(data)
+    sections = {f.name: type(f.default) for f in dataclasses.fields(Config) if f.name not in ("source", "removed")}
+    _refuse_unknown(data, list(sections), f"{where}: unknown section")
     values: dict[str, Any] = {}
     for name, content in data.items():
-        if name == "tiers":
-            values[name] = _parse_tiers(content, where)
-        elif name == "gpu_types":
-            values[name] = tuple(_parse_tables(GpuType, content, where, "gpu_types", _check_gpu_type))
-        elif name == "node_sets":
-            values[name] = _parse_node_sets(content, where)
-        elif name == "links":
-            values[name] = _parse_links(content, where)
+        if name in _TABLES:
+            values[name] = _parse_tables(name, content, where)
         elif isinstance(content, dict):
-            values[name] = _parse_section(type(sections[name].default), content, f"{where}: [{name}]")
+            values[name] = _parse_section(sections[name], content, f"{where}: {name}.")
         else:
             said = f"{where}: {name} is {_shown(content)}, expected a section [{name}]"
             raise ConfigError(said, "write it as a table")
-    config = Config(**values)
-    _check_ranges(config, where)
+    config = Config(**{**values, "tiers": real_capacities(values.get("tiers", ())), "removed": removed})
+    _check_together(config, where)
     return config
 
 
-def _refuse_unknown(data: dict[str, Any], valid: list[str], where: str, what: str) -> None:
+def _refuse_unknown(data: dict[str, Any], valid: list[str], what: str) -> None:
     for key in data:
         if key not in valid:
             near = difflib.get_close_matches(key[:80], valid, n=1, cutoff=0.0)
-            raise ConfigError(
-                f"{where}: unknown {what} {_shown(key)}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}"
-            )
+            raise ConfigError(f"{what} {_shown(key)}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}")
 
 
-def _parse_section(cls: type[Any], data: dict[str, Any], where: str) -> Any:
-    _refuse_unknown(data, [f.name for f in dataclasses.fields(cls)], where, "key")
+def _parse_section(cls: type[Any], data: dict[str, Any], place: str) -> Any:
+    """An instance of a section's class. place: what a message puts before the name of a key."""
+    keys = {each.name: each.metadata for each in keys_of(cls)}
+    _refuse_unknown(data, list(keys), f"{place[:-1]}: unknown key")
     kinds = typing.get_type_hints(cls)
-    return cls(**{key: _typed(value, kinds[key], f"{where} {key}") for key, value in data.items()})
+    return cls(**{key: _converted(value, kinds[key], keys[key], place + key) for key, value in data.items()})
 
 
-def _typed(value: Any, kind: Any, where: str) -> Any:
-    kind = str if _words(kind) else kind
-    if isinstance(kind, types.GenericAlias):
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise ConfigError(f"{where} is {_shown(value)}, expected a list of strings", 'write ["a", "b"]')
-    if type(value) in (int, float) and not abs(value) <= _MOST:
-        raise ConfigError(f"{where} is {_shown(value)}, expected a number up to {_MOST}", "correct the value")
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ConfigError(f"{where} is {_shown(value)}, expected {kind.__name__}", "correct the value's type")
-    return value
+def _converted(value: Any, kind: Any, limits: Mapping[str, Any], place: str) -> Any:
+    """The value as the type of its key. Raises ConfigError if it has another type, or is outside the limits."""
+    low, high = limits["low"], limits["high"]
+    bounds = msgspec.Meta(ge=-_MOST if low is None else low, le=_MOST if high is None else high)
+    try:
+        return msgspec.convert(value, Annotated[kind, bounds] if kind in (int, float) else kind)
+    except msgspec.ValidationError as error:
+        expected, hint = _expected(kind, low, high)
+        raise ConfigError(f"{place} is {_shown(value)}, expected {expected}", hint) from error
+
+
+def _expected(kind: Any, low: float | None, high: float | None) -> tuple[str, str]:
+    """The type and the limits of a key in words, and how to write it."""
+    if typing.get_origin(kind) is typing.Literal:
+        words = ", ".join(typing.get_args(kind))
+        return f"one of: {words}", f"use one of: {words}"
+    if typing.get_origin(kind) is tuple:
+        return "a list of strings", 'write ["a", "b"]'
+    if kind not in (int, float):
+        return kind.__name__, "correct the value's type"
+    limits = f"{low} to {high}" if high is not None else f"up to {_MOST}" if low is None else f"at least {low}"
+    return f"{kind.__name__}, {limits}", "correct the value and its type"
 
 
 def _shown(value: Any) -> str:
@@ -145,47 +163,36 @@ def _shown(value: Any) -> str:
         return f"a value of type {type(value).__name__} that is too large to show"
 
 
-def _parse_tiers(content: Any, where: str) -> tuple[Tier, ...]:
-    tiers: list[Tier] = _parse_tables(Tier, content, where, "tiers", _check_tier)
-    return real_capacities(tiers)
-
-
-def _parse_node_sets(content: Any, where: str) -> tuple[NodeSet, ...]:
-    return tuple(_parse_tables(NodeSet, content, where, "node_sets", _check_node_set))
-
-
-def _parse_links(content: Any, where: str) -> tuple[Link, ...]:
-    links: list[Link] = _parse_tables(Link, content, where, "links", check_link)
-    if len(links) > MOST_LINKS:
-        raise ConfigError(f"{where}: {len(links)} [[links]], expected at most {MOST_LINKS}", "remove some of them")
-    return tuple(links)
-
-
-def _parse_tables(cls: type[Any], content: Any, where: str, key: str, check: Callable[[Any, str], None]) -> list[Any]:
+def _parse_tables(key: str, content: Any, where: str) -> tuple[Any, ...]:
     """An array of tables, each with a name of its own."""
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
         raise ConfigError(f"{where}: {key} must be an array of tables", f"write each one under its own [[{key}]]")
+    cls, check = _TABLES[key]
     found = []
     for number, item in enumerate(content, 1):
-        found.append(_parse_section(cls, item, f"{where}: [[{key}]] number {number}"))
-        check(found[-1], f"{where}: [[{key}]] number {number}")
+        place = f"{where}: [[{key}]] number {number}"
+        found.append(_parse_section(cls, item, f"{place}."))
+        check(found[-1], place)
     names = [one.name for one in found]
     if len(set(names)) != len(names):
         raise ConfigError(f"{where}: two {key} have the same name: {names}", "give each its own name")
-    return found
+    if key == "links" and len(found) > MOST_LINKS:
+        raise ConfigError(f"{where}: {len(found)} [[links]], expected at most {MOST_LINKS}", "remove some of them")
+    return tuple(found)
+
+
+def _check_one(one: NodeSet | Tier | GpuType, names: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless exactly one of the keys that select nodes or GPUs is set."""
+    count = sum(bool(getattr(one, name)) for name in names)
+    if count != 1:
+        listed = f"{', '.join(names[:-1])}, and {names[-1]}"
+        raise ConfigError(f"{where} ({one.name}): {count} of {listed} are set", "set exactly one of them")
 
 
 def _check_node_set(one: NodeSet, where: str) -> None:
     if not _SET_NAME.fullmatch(one.name):
         raise ConfigError(f"{where}: name is {_shown(one.name)}", 'use letters, digits, ., _ and -, such as "a100"')
-    selectors = [one.nodes, one.feature, one.partition]
-    if sum(map(bool, selectors)) != 1:
-        raise ConfigError(
-            f"{where} ({one.name}): {sum(map(bool, selectors))} of nodes, feature, and partition are set",
-            "set exactly one of them",
-        )
-    if one.warm_minimum < 0:
-        raise ConfigError(f"{where} ({one.name}): warm_minimum is {one.warm_minimum}", "use 0 or more")
+    _check_one(one, ("nodes", "feature", "partition"), where)
 
 
 def _check_tier(tier: Tier, where: str) -> None:
@@ -193,17 +200,7 @@ def _check_tier(tier: Tier, where: str) -> None:
         raise ConfigError(
             f"{where}: needs a name and a capacity_mib above 0", 'write name = "hbm80g", capacity_mib = 81920'
         )
-    selectors = [tier.constraint, tier.gres, tier.partition]
-    if sum(map(bool, selectors)) != 1:
-        raise ConfigError(
-            f"{where} ({tier.name}): {sum(map(bool, selectors))} of constraint, gres, and partition are set",
-            "set exactly one of them",
-        )
-    if not 0 <= tier.compute_slices <= MAX_COMPUTE_SLICES:
-        raise ConfigError(
-            f"{where} ({tier.name}): compute_slices is {tier.compute_slices}, expected 0 to {MAX_COMPUTE_SLICES}",
-            "write the compute slices of the MIG profile, such as 1 for 1g.10gb, or leave the key out",
-        )
+    _check_one(tier, ("constraint", "gres", "partition"), where)
     named = compute_slices(tier.gres) if tier.gres else None
     if named is not None and named != tier.compute_slices:
         raise ConfigError(
@@ -217,33 +214,13 @@ def _check_gpu_type(one: GpuType, where: str) -> None:
         if not _SET_NAME.fullmatch(name):
             said = f"{where}: a name or selector is {_shown(name)}"
             raise ConfigError(said, 'use letters, digits, ., _ and -, such as "a100"')
-    selectors = [one.constraint, one.gres, one.partition]
-    if sum(map(bool, selectors)) != 1:
-        raise ConfigError(
-            f"{where} ({one.name}): {sum(map(bool, selectors))} of constraint, gres, and partition are set",
-            "set exactly one of them",
-        )
+    _check_one(one, ("constraint", "gres", "partition"), where)
 
 
-def _check_ranges(config: Config, where: str) -> None:
-    for section in (f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default)):
-        _check_words(section, getattr(config, section), where)
-        for key in dataclasses.fields(getattr(config, section)):
-            value = getattr(getattr(config, section), key.name)
-            low, high = key.metadata["low"], key.metadata["high"]
-            if not (low is None or low <= value) or not (high is None or value <= high):
-                expected = f"at least {low}" if high is None else f"{low} to {high}"
-                raise ConfigError(f"{where}: {section}.{key.name} is {value}, expected {expected}", "correct the value")
-    if 3600 % config.metrics.window_s:
-        raise ConfigError(
-            f"{where}: metrics.window_s is {config.metrics.window_s}, which does not divide 3600", "use 60 or 300"
-        )
-    if config.priority.min_gpu_time_s >= config.priority.max_gpu_time_s:
-        raise ConfigError(
-            f"{where}: priority.min_gpu_time_s is not below max_gpu_time_s", "use, for example, 60 and 8640000"
-        )
+def _check_together(config: Config, where: str) -> None:
+    """Raise ConfigError for what a key alone does not show."""
     if config.site.help_url:
-        check_page(config.site.help_url, f"{where}: site.help_url")
+        _check_page(config.site.help_url, f"{where}: site.help_url")
     _check_addresses(config, where)
     _check_retention(config, where)
 
@@ -273,14 +250,38 @@ def _check_addresses(config: Config, where: str) -> None:
         raise ConfigError(said, 'write, for example, "{user}@example.org"; {user} stands for the user name')
 
 
-def _check_words(section: str, part: Any, where: str) -> None:
-    """Check the keys of a section that take one of a few words: those whose type is a Literal."""
-    for name, kind in typing.get_type_hints(type(part)).items():
-        value, words = getattr(part, name), _words(kind)
-        if words and value not in words:
-            raise ConfigError(f"{where}: {section}.{name} is {value!r}", f"use one of: {', '.join(words)}")
+def _check_link(link: Link, where: str) -> None:
+    """Raises ConfigError."""
+    if not link.name.strip() or printable(link.name, 60) != link.name:
+        raise ConfigError(f"{where}: name is {link.name[:80]!r}", "write a text of 1 to 60 printable characters")
+    _check_url(re.sub(PLACEHOLDER, "0", link.url), f"{where} ({link.name}): url")
+    _check_url(link.url, f"{where} ({link.name}): url")
+    unknown = [name for name in re.findall(PLACEHOLDER, link.url) if name not in PLACEHOLDERS]
+    if unknown:
+        valid = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        said = f"{where} ({link.name}): url has an unknown placeholder {{{printable(unknown[0], 40)}}}"
+        raise ConfigError(said, f"use {valid}")
+    if set("{}") & set(re.sub(PLACEHOLDER, "", link.url)):
+        raise ConfigError(f"{where} ({link.name}): url has a single brace", "write %7B for { and %7D for }")
 
 
-def _words(kind: Any) -> tuple[str, ...]:
-    """The words of a Literal; () for another type."""
-    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+def _check_page(url: str, where: str) -> None:
+    """Raises ConfigError unless it is the address of one page, without placeholders."""
+    _check_url(url, where)
+    if set("{}") & set(url):
+        raise ConfigError(f"{where} is {url!r}, which has a brace", "only [[links]] have placeholders")
+
+
+def _check_url(url: str, where: str) -> None:
+    """Raises ConfigError unless it is an http or https address that can stand in a mail as it is."""
+    if not re.fullmatch(_URL, url) or len(url) > _MOST_URL:
+        said = f"{where} is {printable(repr(url), 120)}, expected an http or https address"
+        raise ConfigError(said, "write such as https://help.example.org/gpus; %20 for a blank, and no login in it")
+
+
+_TABLES: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
+    "tiers": (Tier, _check_tier),
+    "gpu_types": (GpuType, _check_gpu_type),
+    "node_sets": (NodeSet, _check_node_set),
+    "links": (Link, _check_link),
+}

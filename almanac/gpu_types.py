@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from almanac.gpu_type_config import GpuType
 from almanac.records import Request
+from almanac.submit_config import GpuType
 from almanac.tiers import Rewrite, features, rewrite
 
 _ALTERNATIVES = re.compile(r"[\w.:+-]+(?:\|[\w.:+-]+)+", re.ASCII)

@@ -107,7 +107,7 @@ class Duration:
 
     rolling_s and model_s are the two estimates blended; model_s is None without a trained model.
     case names the rolling estimate's case: "name", "user" or "site" (helios-qssf-ces, algorithm 1).
-    low_s and high_s bound the share training.coverage of such jobs; None without a trained model.
+    low_s and high_s bound 80% of such jobs; None without a trained model.
     """
 
     duration_s: float

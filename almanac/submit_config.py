@@ -1,8 +1,11 @@
-"""The sections of the configuration that the submit path needs, apart from the others: sbatch-almanac has 80 ms."""
+"""The sections of the configuration that the submit path needs, apart from the others: sbatch-almanac has 80 ms.
+
+It does not import msgspec, which almanac.config_file reads the file with: that takes 15 ms.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 PriorityMode = Literal["off", "observe", "apply"]
@@ -13,6 +16,8 @@ TierKind = Literal["constraint", "gres", "partition"]
 """The key that selects a tier."""
 MAX_COMPUTE_SLICES = 7
 """Of a MIG slice on any GPU."""
+MAX_WAIT_AGE_S = 600
+"""Age in seconds above which published waits are not used: a queue changes within minutes."""
 SITE = "_site"
 """In the place of a uid: the folder or file for everybody."""
 
@@ -20,6 +25,16 @@ SITE = "_site"
 def key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
     """A key of a section: default, explanation, smallest and largest value. repr() leaves out a secret."""
     return field(default=default, repr=not is_secret, metadata={"about": about, "low": low, "high": high})
+
+
+def fixed(default: Any, about: str) -> Any:
+    """A value of a section that the code varies and no file sets: default, and why."""
+    return field(default=default, metadata={"about": about, "fixed": True})
+
+
+def keys_of(section: type[Any]) -> list[Field[Any]]:
+    """The keys of a section that a file can set."""
+    return [each for each in fields(section) if "fixed" not in each.metadata]
 
 
 @dataclass(frozen=True)
@@ -33,17 +48,10 @@ class Priority:
         low=1,
         high=1_000_000,
     )
-    min_gpu_time_s: float = key(60.0, "shorter GPU-times count as this, GPU-seconds", low=1)
-    max_gpu_time_s: float = key(8_640_000.0, "longer GPU-times count as this, GPU-seconds", low=2)
+    min_gpu_time_s: float = fixed(60.0, "shorter GPU-times count as this, GPU-seconds: shorter jobs gain nothing more")
+    max_gpu_time_s: float = fixed(8_640_000.0, "longer GPU-times count as this, GPU-seconds: 100 GPU-days")
     tau_hours: float = key(
         24.0, "tau, the goal of doctor: hours that a job waits longer if it is e times as long", low=0.1
-    )
-    overrun_share: float = key(
-        0.5,
-        "share of a user's newest runs that take over twice their recorded time; from then on a longer time ranks "
-        "the user's jobs; above 1: never",
-        low=0,
-        high=2,
     )
     relief_users: tuple[str, ...] = key((), "users whose jobs get relief_points extra (helios-qssf-ces, implication 7)")
     relief_points: int = key(0, "added to the site factor of jobs of relief_users", low=0, high=1_000_000)
@@ -58,7 +66,6 @@ class Hooks:
     """The advice files that `almanac publish` writes, and what Slurm's hooks do with them."""
 
     advice_dir: str = key("/var/lib/almanac-advice", "root folder of the advice files, on each host's local disk")
-    lifetime_hours: float = key(48.0, "hours after which an advice file expires", low=0.5, high=8760)
     group: str = key("", "Unix group that may read sched/, the group of SlurmUser; empty: ask Slurm")
     tell: bool = key(False, "job_submit shows users on the submitting terminal what is known of their job")
     prompt: PromptMode = key("ask", "advice for sbatch on a terminal; off: none; show: show it; ask: offer to take it")
@@ -105,3 +112,35 @@ class Tier:
     @property
     def kind_text(self) -> str:
         return "GRES type" if self.gres and not self.constraint else self.kind
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """A GPU type that users can ask for. Exactly one of constraint, gres, and partition selects it."""
+
+    name: str = key("", "name in advice, such as a100")
+    constraint: str = key("", "node feature of the type, such as a100")
+    gres: str = key("", "GRES type, such as a100 in gpu:a100:4")
+    partition: str = key("", "partition of the type")
+
+    @property
+    def kind(self) -> TierKind:
+        """The key that selects the type."""
+        return "constraint" if self.constraint else "gres" if self.gres else "partition"
+
+    @property
+    def selector(self) -> str:
+        return self.constraint or self.gres or self.partition
+
+    def as_tier(self) -> Tier:
+        """The type in the form that almanac.tiers rewrites requests for. It says nothing of memory."""
+        return Tier(name=self.name, constraint=self.constraint, gres=self.gres, partition=self.partition)
+
+
+@dataclass(frozen=True)
+class GpuAdvice:
+    """Advice on GPU types at submission: which type ends a job first, from run times and current waits."""
+
+    min_gain: float = key(
+        0.15, "share of the time until the end that another type must save; below it there is no advice", low=0, high=1
+    )

@@ -1,6 +1,6 @@
 """Does the memory advice hold at the risk it states? On sites with known needs, and on real memory of named jobs.
 
-Run: make bench-calibration. The sites are those of demo/hostile.toml, seeds 1 and up, which no
+Run: make bench-calibration. The sites are those of hostile_site.toml, seeds 1 and up, which no
 part of the bound was made on; from the history frame on, the path is the product's own. Rates are over advised jobs, by
 the need that the generator knows, an array counted once, a batch of a sweep or a burst as one job; 95% intervals by
 bootstrap over users. The oracle knows each job's true peak.
@@ -20,16 +20,16 @@ import numpy as np
 import pandas as pd
 from closed_loop import followed
 from figures import Figure, at_least, at_most, main
+from hostile_record import record_of
+from hostile_site import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
 from rich.console import Console
 from rich.table import Table
 from traces import DATA, TRACES, load_trace
 
 from advisor.evaluation.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
 from advisor.memory.peak_store import Case, replay_peaks
+from advisor.memory.peaks import FAILED_SHARE
 from almanac.config import AdviceSection, Config, Tier
-from demo.hostile import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
-from demo.plan import plan_site
-from demo.record import record_of
 from telemetry.store.store import Store
 
 TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 81920, "A100-80", constraint="hbm80g"))
@@ -49,7 +49,7 @@ BURST_S, BURST_JOBS, BURST_DAYS = 60, 200, 2
 def outcomes_of(seed: int) -> tuple[dict[float, pd.DataFrame], pd.DataFrame]:
     """What each risk's advice came to after the warm-up, and the deaths of memory that telemetry saw."""
     advice, shape = AdviceSection(), proof_shape(seed)
-    history, truth = record_of(plan_site(shape))
+    history, truth = record_of(shape)
     truth = truth.assign(asked=history["tier"])
     since_s = shape.start_s + round(hostile_profile()["site"]["warmup_days"] * 86_400)
     found = {}
@@ -84,7 +84,7 @@ def judged(history: pd.DataFrame, truth: pd.DataFrame, config: Config, since_s: 
 
 def deaths(history: pd.DataFrame, truth: pd.DataFrame, cases: Iterable[Case], advice: AdviceSection) -> pd.DataFrame:
     """Deaths of memory whose highest sample is near the capacity: row, is_recognized."""
-    is_near = history["hbm_max_mib"] >= advice.failed_share * history["hbm_capacity_mib"]
+    is_near = history["hbm_max_mib"] >= FAILED_SHARE * history["hbm_capacity_mib"]
     wanted = set(np.flatnonzero(truth["is_death"] & is_near))
     rows = [(case.row, bool(case.run and case.run.is_oom)) for case in cases if case.row in wanted]
     return pd.DataFrame(rows, columns=["row", "is_recognized"])
@@ -94,7 +94,7 @@ def burst_effect(seed: int, risk: float) -> float:
     """By how much other users' advised share falls, on its worst day, after one user's burst of larger jobs."""
     config = Config(tiers=TIERS, advice=AdviceSection(risk=risk))
     shape = proof_shape(seed)
-    history, _ = record_of(plan_site(shape))
+    history, _ = record_of(shape)
     at_s = shape.start_s + 60 * 86_400
     past = replay_tiers(history[history["submit_s"] < at_s].reset_index(drop=True), config)
     is_advised = past["move"].ne(SILENT) & past["bound_mib"].notna()

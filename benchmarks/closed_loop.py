@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from hostile_record import evidence_columns
+from hostile_site import hostile_profile
 
 from advisor.evaluation.tier import DOWN, replay_tiers
 from almanac.config import Config
-from demo.hostile import hostile_profile
-from demo.record import evidence_columns
 
 ROUND_DAYS = 20
 DIES_AFTER_S = 600

@@ -18,7 +18,7 @@ from figures import Figure, at_least, at_most, main
 from memory_series import SHAPES, Series, series_of
 
 from advisor.memory.allocator import Z_ONE_SIDED
-from advisor.memory.growth import RULES, GrowthWatch, RunTime
+from advisor.memory.growth import USE_SHARE, GrowthWatch, RunTime
 
 FIRST_SEED = 500_000
 FALSE_GOALS = {"linear": 0.05, "sawtooth": 0.05, "flat": 0.05, "saturating": 0.2, "step": 0.2, "log": 0.2}
@@ -35,7 +35,7 @@ Restart = Callable[[Series], float | None]
 def guarded(series: Series, run_time: RunTime) -> float | None:
     watch = GrowthWatch(series.capacity_mib, run_time)
     samples = zip(series.times_s.tolist(), series.used_mib.tolist(), strict=True)
-    return next((at for at, used in samples if watch.observe(at, used).outgrows), None)
+    return next((at for at, used in samples if watch.observe(at, used) is not None), None)
 
 
 def with_exact_time(series: Series) -> float | None:
@@ -82,7 +82,7 @@ def saved_share(runs: Iterable[Series], rule: Restart) -> float:
 
 def at_use(series: Series) -> float | None:
     """When the use guard first allows a restart: no rule with that guard saves more."""
-    reached = np.flatnonzero(series.used_mib >= RULES.use_share * series.capacity_mib)
+    reached = np.flatnonzero(series.used_mib >= USE_SHARE * series.capacity_mib)
     return float(series.times_s[reached[0]]) if len(reached) else None
 
 

@@ -4,7 +4,7 @@ Run: make bench-packing. Measured pairs: Gavel's table ($ALMANAC_DATA or ../shar
 those that stand in for SM_ACTIVE are fitted to four fifths of the pairs and used on the rest. Models of contention:
 draws of SM_ACTIVE and DRAM_ACTIVE, and speeds by a rule that the advice does not know. "held": advised pairs with both
 jobs at their low ends or above. "light": pairs with both at 0.85 or above. Memory: the sites of
-demo/hostile.toml, by the needs that the generator knows.
+hostile_site.toml, by the needs that the generator knows.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from figures import Figure, at_most, main
+from hostile_record import record_of
+from hostile_site import hostile_profile, proof_shape
+from packed_pairs import replay_pairs
 
 from advisor.decisions.packing import PackingFamily, PackingRules
-from advisor.evaluation.packing import replay_pairs
 from advisor.evaluation.tier import rate_of
-from advisor.packing.partners import pack_pending, packing_pairs
+from advisor.packing.partners import packing_pairs
 from advisor.packing.speeds import Demand, speed_ranges
 from almanac.config import AdviceSection, Tier
-from demo.hostile import hostile_profile, proof_shape
-from demo.plan import plan_site
-from demo.record import record_of
 from simulator.packing.pairs import PairTable, read_pairs
 
 Floats = npt.NDArray[np.float64]
@@ -39,7 +38,6 @@ TIERS = (Tier("hbm40g", 40960, "A100-40", constraint="hbm40g"), Tier("hbm80g", 8
 RULES = PackingRules()
 PAIRS, FOLDS = 20_000, 5
 LIGHT, HELD_GOAL, LIGHT_GOAL = 0.85, 0.9, 0.6
-PENDING_JOBS = 10_000
 GAVEL_SUM = 1.31
 
 
@@ -170,7 +168,7 @@ def of_memory() -> list[Figure]:
         for seed in (1, 2, 3):
             shape = proof_shape(seed)
             since_s = shape.start_s + round(hostile_profile()["site"]["warmup_days"] * 86_400)
-            history, truth = record_of(plan_site(shape))
+            history, truth = record_of(shape)
             advice = dataclasses.replace(AdviceSection(), risk=risk)
             pairs = pd.DataFrame(list(replay_pairs(history, advice, TIERS, RULES.context_mib, since_s)))
             need = truth["need_mib"].to_numpy()
@@ -189,13 +187,12 @@ def of_cost() -> list[Figure]:
     found = []
     for users, each in ((100, 20), (100, 100)):
         families = [_family(rng, f"u{user}", f"f{number}") for user in range(users) for number in range(each)]
-        pending = [families[place].key for place in rng.integers(0, len(families), PENDING_JOBS).tolist()]
         start_s = time.process_time()
-        pack_pending(pending, families, RULES)
+        packing_pairs(families, RULES)
         took_s = time.process_time() - start_s
-        goal = each == 20
-        label = f"CPU s for {PENDING_JOBS:,} pending jobs of {len(families):,} families of {users} users"
-        found.append(at_most(label, took_s, 2 if goal else None))
+        found.append(
+            at_most(f"CPU s for {len(families):,} families of {users} users", took_s, 2 if each == 20 else None)
+        )
     families = [_family(rng, "u", f"f{number}") for number in range(10_000)]
     start_s = time.process_time()
     packing_pairs(families, RULES)

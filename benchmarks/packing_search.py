@@ -1,8 +1,8 @@
 """The search for GPU shares: how near to the best of all 100 pairs, in how many tries.
 
 Run: benchmarks/packing_search.py [TABLES], by default 1,000 random tables of each kind of
-`simulator.packing.share_tables`.
-The goals are those of two jobs: at most 13 tries. Remaining times differ by up to 25 times, utilizations are random.
+`share_tables`.
+The goals are those of two jobs: at most 13 tries. Remaining times differ by up to 25 times.
 Beside it stand algorithm 1 as printed (only the job of less priority is lowered, by 10% a try), runs at the same time,
 and tasks of unequal length.
 """
@@ -17,6 +17,7 @@ from itertools import product
 
 import numpy as np
 from figures import Figure, main
+from share_tables import CONCAVE, JOINTLY_CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
 
 from advisor.decisions.pack_shares import (
     LEVELS,
@@ -29,9 +30,7 @@ from advisor.decisions.pack_shares import (
     next_shares,
     objective_value,
     record,
-    start_search,
 )
-from simulator.packing.share_tables import CONCAVE, JOINTLY_CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
 
 NEAR, MOST_TRIES = 0.02, 13
 AT_ONCE, LONGER, RUNS = 16, 10, 160
@@ -99,7 +98,7 @@ def run_once(
     def rates(shares: Shares) -> list[float]:
         return [float(table[shares[0] // 10 - 1, shares[1] // 10 - 1]) for table in tables]
 
-    found = method(start_search(objective, jobs), lambda shares: [rate * noise() for rate in rates(shares)])
+    found = method(ShareSearch(objective, tuple(jobs)), lambda shares: [rate * noise() for rate in rates(shares)])
     values: dict[Shares, float] = {
         pair: objective_value(objective, jobs, rates(pair)) for pair in product(LEVELS, LEVELS)
     }
@@ -114,11 +113,8 @@ def concave(tables: int, objective: Objective, kind: str, noise: float = 0.0, is
     found = []
     for _ in range(tables):
         pair = concave_tables(kind, rng)
-        alone_s, slack, busy = rng.uniform(0.2, 5, 2), rng.uniform(0.3, 1.1, 2), rng.random(2)
-        jobs = [
-            PackedJob(float(alone_s[job] * pair[job][9, 9]), float(alone_s[job] * slack[job]), float(busy[job]))
-            for job in range(2)
-        ]
+        alone_s, slack = rng.uniform(0.2, 5, 2), rng.uniform(0.3, 1.1, 2)
+        jobs = [PackedJob(float(alone_s[job] * pair[job][9, 9]), float(alone_s[job] * slack[job])) for job in range(2)]
         method = printed if is_printed else search
         found.append(run_once(objective, jobs, pair, method, lambda: float(np.exp(noise * rng.normal()))))
     return found
@@ -129,8 +125,7 @@ def peaked(tables: int, kind: str, method: Callable[[ShareSearch, Measure], Shar
     found = []
     for _ in range(tables):
         table = peaked_table(kind, rng)
-        jobs = [PackedJob(utilization=float(busy)) for busy in rng.random(2)]
-        found.append(run_once("jct", jobs, (table, table), method))
+        found.append(run_once("jct", [PackedJob(), PackedJob()], (table, table), method))
     return found
 
 

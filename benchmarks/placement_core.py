@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from brute_force import best_schedules, random_instance
 from figures import Figure, at_most, exactly, main
 
 from advisor.decisions.placement import (
@@ -28,16 +29,34 @@ from advisor.decisions.placement import (
     price,
 )
 from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
-from simulator.placement.brute_force import best_schedules, random_instance
 from simulator.placement.policies import Fifo, PricedSrpt
-from simulator.placement.problem import PlacementProblem, gavel_problem
+from simulator.placement.problem import PlacementProblem
 from simulator.placement.rounds import PlacementRecord, simulate_rounds
-from simulator.traces.gavel import read_gavel_types
+from simulator.traces.gavel import read_gavel_rates, read_gavel_types
 
 SHARED = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 THROUGHPUTS = SHARED / "gavel_throughputs_k80_p100_v100.json"
 CAPACITY = {"v100": 20, "p100": 20, "k80": 20}
 GOALS = {"movable": (PlacementRules(), 1.07, 1.11), "never moved": (NEVER_MOVE, 1.22, 1.13)}
+
+
+def gavel_problem(path: Path, throughputs: Path, capacity: dict[str, int]) -> PlacementProblem:
+    """A trace of Gavel on these GPUs, without jobs that no type can run."""
+    table, _ = read_gavel_rates(path, throughputs, tuple(capacity))
+    sizes = np.array(list(capacity.values()), dtype=np.int64)
+    rates = np.array(table["rates"].to_list(), dtype=float).reshape(len(table), len(capacity))
+    gpus = table["gpu_count"].to_numpy("int64")
+    fits = ((rates > 0) & (gpus[:, None] <= sizes[None, :])).any(axis=1)
+    kept = table[fits].reset_index(drop=True)
+    return PlacementProblem(
+        types=tuple(capacity),
+        capacity=sizes,
+        submit_s=kept["submit_s"].to_numpy(float),
+        gpus=gpus[fits],
+        work=kept["steps"].to_numpy(float),
+        rates=np.where(gpus[fits, None] <= sizes[None, :], rates[fits], 0.0),
+        kinds=tuple(kept["kind"]),
+    )
 
 
 def like_gavel(seed: int, jobs: int = 480, load: float | None = None) -> PlacementProblem:

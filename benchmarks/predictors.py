@@ -16,7 +16,7 @@ from traces import DATA, TRACES, load_trace, read_trace
 from training import cost
 
 from advisor.duration.baselines import OURS
-from advisor.duration.features import submissions, whole_runs
+from advisor.duration.features import submissions, without_parts
 from advisor.duration.prediction import predict
 from advisor.evaluation.durations import Evaluation, evaluate
 from advisor.evaluation.replay import observed_history
@@ -144,7 +144,9 @@ def memory(folder: Path) -> list[Figure]:
     ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
     summarize(store.of("demo"), config, 0, FOREVER)
     history = load_history(store.of("demo"), running=True)
-    bounds = score_group("generated", replay_tiers(whole_runs(history), config))
+    whole = without_parts(history)
+    whole = whole[whole["end_s"].notna()].astype({"end_s": "int64"})
+    bounds = score_group("generated", replay_tiers(whole, config))
     started = time.perf_counter()
     trained = train(history, config, shape.end_s)
     train_s = time.perf_counter() - started

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from demo.shape import BENCH_COUNTERS
+from demo import BENCH_COUNTERS
 from telemetry.attribution.runs import load_jobs
 from telemetry.store.store import Store
 

@@ -19,8 +19,7 @@ from telemetry_measured import Measured, measure
 from telemetry_partials import compare
 
 from almanac.config import Config
-from demo import GeneratedSource, SiteShape
-from demo.shape import BENCH_COUNTERS
+from demo import BENCH_COUNTERS, GeneratedSource, SiteShape
 from telemetry.attribution.runs import load_jobs
 from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.options import Options

@@ -27,6 +27,7 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
     choice is that of `almanac advise`. The waits come from the record's own queues at that time. The error is the
     median of |ln(predicted / actual)|.
     """
+    from advisor.duration.intervals import COVERAGE
     from advisor.evaluation.gpu_type import replay_types, score_advice, score_types
     from advisor.speed.runs import load_speed_runs
 
@@ -37,7 +38,7 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
         advance(0, 1, f"{format_count(len(jobs))} jobs")
         outcomes = replay_types(jobs, app.config, last)
     scores, advice = score_types(outcomes), score_advice(outcomes)
-    coverage, min_gain = app.config.training.coverage, app.config.gpu_advice.min_gain
+    coverage, min_gain = COVERAGE, app.config.gpu_advice.min_gain
     if as_json:
         groups = [dataclasses.asdict(each) for each in scores]
         click.echo(

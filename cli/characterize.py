@@ -106,6 +106,7 @@ def _show_findings(headline: Result) -> None:
             row["why_null"] or "",
         ]
         for row in headline.rows.to_pylist()
+        if row["is_main"]
     ]
     columns = ["finding", "here", "published", "jobs", "note"]
     show_table(columns, findings, right=columns[1:4], title="Your site beside Perlmutter in March 2025")

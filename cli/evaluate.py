@@ -40,6 +40,7 @@ def command(app: App, share: float, as_json: bool) -> None:
     from what was known at its submission. It writes nothing.
     """
     from advisor.duration.baselines import OURS
+    from advisor.duration.intervals import COVERAGE
     from advisor.evaluation.durations import evaluate
     from telemetry.history import load_history
 
@@ -61,7 +62,7 @@ def command(app: App, share: float, as_json: bool) -> None:
     for name, title in TABLES.items():
         show_scores(title, getattr(result, name), OURS, "users" if name == "users" else "jobs")
     if result.coverage is not None:
-        goal = f"goal: {app.config.training.coverage:.0%}{_by_quarter(result)}"
+        goal = f"goal: {COVERAGE:.0%}{_by_quarter(result)}"
         click.echo(f"{result.coverage:.0%} of jobs ended within their predicted interval ({goal})")
         click.echo(f"{result.told:.0%} of the intervals are narrow enough to show")
 

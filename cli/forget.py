@@ -14,7 +14,8 @@ from cli.app import App
 from cli.output import json_text, show_table
 
 if TYPE_CHECKING:
-    from cli.forget_places import Failure, Person, Places
+    from cli.forget_places import Failure, Kept, Person
+    from telemetry.store.forgotten import Forgetting
     from telemetry.store.store import Store
 
 ELSEWHERE = (
@@ -39,7 +40,8 @@ def command(app: App, user: str, yes: bool, uid: int | None, as_json: bool) -> i
     Jobs that the user submitted before now stay out of the store: later runs of `almanac ingest` leave them out. The
     exit code is 4 if anything could not be removed; run the command again then.
     """
-    from cli.forget_places import find, remembered, remove
+    from cli.forget_places import find, remove
+    from telemetry.store.forgotten import Forgetting
 
     app.require_operator("only operators remove what is kept of a user")
     if not user or user != valid_unicode(user) or not user.isprintable():
@@ -52,16 +54,17 @@ def command(app: App, user: str, yes: bool, uid: int | None, as_json: bool) -> i
     before_s = app.now_s()
     if yes:
         _require_owner(store)
-        with remembered(store, user, before_s) as outcome:
-            places = find(store, app.config, who)
-            failures = remove(places)
-            outcome.is_complete = not failures
-    else:
-        places = find(store, app.config, who)
+        _remember(store, user, Forgetting(before_s))
+    found = find(store, app.config, who)
+    if yes:
+        failures = remove(found)
+        if not failures:
+            _remember(store, user, Forgetting(before_s, before_s))
+    found.sort(key=lambda kept: kept.place.name != "jobs")
     if as_json:
-        click.echo(json_text(_document(who, places, failures, before_s if yes else None)))
+        click.echo(json_text(_document(who, found, failures, before_s if yes else None)))
     else:
-        _show(who, places, failures, before_s if yes else None, uid)
+        _show(who, found, failures, before_s if yes else None, uid)
     return StoreError.exit_code if failures else 0
 
 
@@ -70,10 +73,17 @@ def _require_owner(store: Store) -> None:
         raise NotAllowedError(f"{store.root} belongs to another user", "run this as root, or as the store's owner")
 
 
+def _remember(store: Store, user: str, forgetting: Forgetting) -> None:
+    """Note the person before anything is removed, and once nothing is left."""
+    from telemetry.store.forgotten import read_forgotten, write_forgotten
+
+    with store.lock():
+        write_forgotten(store.root, read_forgotten(store.root).with_person(user, forgetting))
+
+
 def _person(app: App, user: str, uid: int | None) -> Person:
     """The person with every uid under which files may be published. Raises UsageError for another user's uid."""
-    from cli.forget_places import Person
-    from reports.published.forget import manifest_uids
+    from cli.forget_places import Person, manifest_uids
     from telemetry.store.user_files import name_of, uid_of
 
     if uid is not None and name_of(uid) not in (None, user):
@@ -83,27 +93,32 @@ def _person(app: App, user: str, uid: int | None) -> Person:
     return Person(user, tuple(sorted(listed | known)))
 
 
-def _document(who: Person, places: Places, failures: list[Failure], before_s: int | None) -> dict[str, object]:
+def _document(who: Person, kept: list[Kept], failures: list[Failure], before_s: int | None) -> dict[str, object]:
     return {
         "user": who.name,
         "uids": list(who.uids),
         "removed": before_s is not None,
         "left_out_before_s": before_s,
         "places": [
-            {"cluster": cluster, "place": kept.place, "number": kept.number, "noun": kept.noun}
-            for cluster, kept in places.all()
+            {
+                "cluster": each.area.cluster,
+                "place": each.place.name,
+                "number": each.number,
+                "noun": each.place.noun,
+            }
+            for each in kept
         ],
         "failures": [vars(failure) for failure in failures],
     }
 
 
-def _show(who: Person, places: Places, failures: list[Failure], before_s: int | None, given_uid: int | None) -> None:
-    found = [(cluster, kept) for cluster, kept in places.all() if kept.number]
+def _show(who: Person, kept: list[Kept], failures: list[Failure], before_s: int | None, given_uid: int | None) -> None:
+    found = [each for each in kept if each.number]
     if found:
         click.echo(f"almanac {'kept' if before_s else 'keeps'} this of {_described(who)}:\n")
         show_table(
             ["cluster", "place", "what"],
-            [[cluster or "-", kept.place, counted(kept.number, kept.noun)] for cluster, kept in found],
+            [[each.area.cluster or "-", each.place.name, counted(each.number, each.place.noun)] for each in found],
         )
         click.echo("")
     else:

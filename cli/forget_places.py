@@ -1,30 +1,44 @@
-"""Every place where almanac keeps something of one person, in the order in which `almanac forget` removes it.
-
-The table jobs says which rows, lines, and files belong to the person. So it goes after those, and only if all of them
-are gone: a second run then finds the rest of a run that failed or was killed. Places that hold the name or the uid come
-last, when no timer can fill them again from the table jobs.
-"""
+"""Table of the places where almanac keeps something of one person, and the loop that counts and removes it."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import glob
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from advisor.version_folders import VERSION, description
 from almanac.config import Config
-from almanac.errors import AlmanacError, StoreError
-from almanac.kept import Kept
-from cli.mig_raise import one_at_a_time as one_raise_at_a_time
-from cli.place import one_at_a_time as one_placement_at_a_time
-from cli.reprioritize import one_at_a_time
+from almanac.errors import AlmanacError, NotAllowedError, StoreError
+from almanac.plain_file import parse_json, read_json, read_plain
+from cli.mig_raise import one_at_a_time as raising
+from cli.place import one_at_a_time as placing
+from cli.reprioritize import one_at_a_time as setting
+from reports.mail.outbox_file import explained
+from reports.published.folder import MANIFEST
+from telemetry.store.atomic import locked, write_atomically, writing
 from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.forgotten import Forgetting, read_forgotten, write_forgotten
+from telemetry.store.outgoing import Outgoing, all_outgoing
+from telemetry.store.removal import job_labels, own_accounts, runs_of, user_rows
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
+from telemetry.store.user_removal import listed_files, mail_choices, tree
+
+REMOVED = "(removed)"
+"""Stands for an account, so that the codes of the others stay the same. No account has such a name."""
+RECORD = re.compile(r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>[0-9]{1,10})\..+\.(?P<time>[0-9]{1,12})")
+NOTICE = re.compile(r"(?P<job>[1-9][0-9]{0,9})\.[0-9a-f-]{1,36}")
+USER, RUN = ("user",), ("job_id", "submit_s")
 
 
 @dataclass(frozen=True)
@@ -36,90 +50,314 @@ class Person:
 
 
 @dataclass(frozen=True)
-class Places:
-    """of_jobs, jobs: of one cluster each. by_name: of the whole site."""
+class Area:
+    """What a place is looked for in. store: of a cluster, "" for the site. runs: the user's, as `runs_of` gives them.
 
-    of_jobs: tuple[tuple[str, Kept], ...]
-    jobs: tuple[tuple[str, Kept], ...]
-    by_name: tuple[Kept, ...]
+    folders: what the fields of a place's `where` stand for.
+    """
 
-    def all(self) -> list[tuple[str, Kept]]:
-        """Each place with its cluster; "" for a place of the whole site."""
-        return [*self.jobs, *self.of_jobs, *(("", kept) for kept in self.by_name)]
+    user: str
+    store: ClusterStore
+    runs: pa.Table
+    folders: Mapping[str, str]
 
+    @property
+    def cluster(self) -> str:
+        return self.store.cluster
 
-def find(store: Store, config: Config, person: Person) -> Places:
-    """What is kept of a person now. Raises StoreError."""
-    from telemetry.store.removal import jobs_place
+    def path(self, where: str) -> Path:
+        return Path(where.format(**self.folders))
 
-    clusters = store.clusters()
-    return Places(
-        tuple((name, kept) for name in clusters for kept in _of_jobs(store.of(name), config, person.name)),
-        tuple((name, jobs_place(store.of(name), person.name)) for name in clusters),
-        tuple(_by_name(store.root, Path(config.hooks.advice_dir), person)),
-    )
+    def paths(self, where: str) -> list[Path]:
+        found = glob.glob(where.format(**{name: glob.escape(value) for name, value in self.folders.items()}))  # noqa: PTH207
+        return [Path(each) for each in sorted(found)]
 
+    @cached_property
+    def ends(self) -> dict[tuple[int, int], int]:
+        """By job id and submission, until when a record of the job id belongs to the run."""
+        return {(row["job_id"], row["submit_s"]): row["until_s"] for row in self.runs.to_pylist()}
 
-def _of_jobs(store: ClusterStore, config: Config, user: str) -> Iterator[Kept]:
-    from advisor.forget import model_places
-    from slurm_hooks.forget import log_place, placement_place, raise_place, record_places
-    from telemetry.store.removal import own_accounts, runs_of, table_places
+    @cached_property
+    def accounts(self) -> set[str]:
+        """Those that nobody else has."""
+        return own_accounts(self.store, self.user)
 
-    found = runs_of(store, user)
-    columns: list[list[Any]] = [found[name].to_pylist() for name in ("job_id", "submit_s", "until_s")]
-    runs = set(zip(columns[0], columns[1], strict=True))
-    spans = {job_id: (submit_s, until_s) for job_id, submit_s, until_s in zip(*columns, strict=True)}
-    yield from model_places(store.models_dir, user, runs, own_accounts(store, user))
-    yield _locked(log_place(store.root / "actions", store.cluster, runs), lambda: one_at_a_time(store))
-    yield _locked(raise_place(store.root / "actions", store.cluster, runs), lambda: one_raise_at_a_time(store))
-    yield _locked(placement_place(store.root / "actions", store.cluster, runs), lambda: one_placement_at_a_time(store))
-    yield from record_places(config.bindings.prolog_dir, config.mail.spool_dir, store.cluster, spans)
-    for kept in table_places(store, user, found):
-        yield _locked(kept, store.summarizing)
-    yield _damaged(store)
+    @cached_property
+    def spans(self) -> dict[int, tuple[int, int]]:
+        return {job_id: (submit_s, until_s) for (job_id, submit_s), until_s in self.ends.items()}
 
 
-def _damaged(store: ClusterStore) -> Kept:
-    """Damaged files, which may hold rows of anybody. They cannot be emptied."""
+@dataclass(frozen=True)
+class Place:
+    """A row of the table. where: a table of the store, or a pattern of paths. key: what says whose something is.
+
+    walk: counts in `noun` what is the user's, and removes it if told. It looks again each time, so that it also removes
+    what came after a count. lock: of the program that writes there. Both raise AlmanacError or OSError.
+    """
+
+    name: str
+    noun: str
+    where: str
+    key: tuple[str, ...]
+    walk: Callable[[Place, Area, bool], int]
+    lock: Callable[[Area], AbstractContextManager[None]] = lambda area: contextlib.nullcontext()
+
+
+def _rows(place: Place, area: Area, remove: bool) -> int:
+    return user_rows(area.store, place.where, place.key, area.user, area.runs, remove)
+
+
+def _damaged(place: Place, area: Area, remove: bool) -> int:
+    """Damaged files, which may hold rows of anybody, cannot be emptied."""
     for table in TABLES:
-        store.files(table)
-    paths = store.damaged_files()
-
-    def remove() -> None:
+        area.store.files(table)
+    paths = area.store.damaged_files()
+    if paths and remove:
         raise StoreError(
             f"{paths[0]}: damaged, so what it holds of the user cannot be removed",
             "replace or remove the files that almanac doctor names",
         )
-
-    return Kept("damaged files", len(paths), "file", remove)
-
-
-def _by_name(store_root: Path, advice_dir: Path, person: Person) -> Iterator[Kept]:
-    from reports.mail.outbox_file import outbox_path
-    from reports.mail.outbox_forget import outbox_place
-    from reports.published.forget import manifest_place
-    from telemetry.store.atomic import locked
-    from telemetry.store.outgoing import all_outgoing
-    from telemetry.store.user_removal import published_places, staged_place
-
-    yield outbox_place(outbox_path(store_root), person.name)
-    for outgoing in all_outgoing(store_root):
-        for uid in person.uids:
-            yield _locked(staged_place(outgoing.root, uid), outgoing.locked)
-        yield _locked(manifest_place(outgoing.root, person.name), outgoing.locked)
-    for uid in person.uids:
-        for kept in published_places(advice_dir, uid):
-            yield _locked(kept, lambda: locked(advice_dir / ".lock", "publishes now"))
+    return len(paths)
 
 
-def _locked(kept: Kept, lock: Callable[[], AbstractContextManager[None]]) -> Kept:
-    """The same place, with the lock of the program that writes there while it is emptied."""
+def _lines(place: Place, area: Area, remove: bool) -> int:
+    """Lines of JSON. Others, and what is not JSON, stay byte for byte."""
 
-    def remove() -> None:
-        with lock():
-            kept.remove()
+    def is_theirs(line: bytes) -> bool:
+        with contextlib.suppress(ValueError, AttributeError, TypeError):
+            row = parse_json(line)
+            return row.get("cluster") == area.cluster and tuple(map(row.get, place.key)) in area.ends
+        return False
 
-    return dataclasses.replace(kept, remove=remove)
+    number = 0
+    for path in area.paths(place.where):
+        lines = read_plain(path).splitlines(keepends=True)
+        kept = [line for line in lines if not is_theirs(line)]
+        number += len(lines) - len(kept)
+        if remove and len(kept) < len(lines):
+            _replace(path, b"".join(kept))
+    return number
+
+
+def _files(name: re.Pattern[str], place: Place, area: Area, remove: bool) -> int:
+    """Files of a folder, and of `bad` in it, whose names hold a job of the user."""
+
+    def is_theirs(file: str) -> bool:
+        match = name.fullmatch(file)
+        parts = match.groupdict() if match else {"job": "-1"}
+        first_s, last_s = area.spans.get(int(parts["job"]), (0, -1))
+        is_here = parts.get("cluster", area.cluster).lower() == area.cluster.lower()
+        return is_here and first_s <= int(parts.get("time", first_s)) <= last_s
+
+    folder = area.path(place.where)
+    return sum(listed_files(each, is_theirs, remove) for each in (folder, folder / "bad"))
+
+
+def _documents(edit: Callable[[Area, dict[str, Any]], int], place: Place, area: Area, remove: bool) -> int:
+    """JSON objects. edit: takes what is the user's out of one, and counts it."""
+    number = 0
+    for path in area.paths(place.where):
+        document = _document(path)
+        try:
+            found = edit(area, document)
+        except (AttributeError, TypeError, IndexError, KeyError) as error:
+            raise StoreError(f"{path}: has a bad field: {error!r}", _NEW_ONE) from error
+        number += found
+        if found and remove:
+            _replace(path, description(document).encode())
+    return number
+
+
+_NEW_ONE = "remove it; `almanac train` and `almanac publish` write a new one"
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except FileNotFoundError:
+        return {}
+    except PermissionError as error:
+        raise NotAllowedError(f"{path}: cannot be read", "run this as root, or as the store's owner") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}", _NEW_ONE) from error
+    return found if isinstance(found, dict) else {}
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with writing(path):
+        write_atomically(path, content, is_handed_over=True)
+
+
+def _model(area: Area, meta: dict[str, Any]) -> int:
+    """Take out accounts that nobody else has, and the newest runs. The trees and margins hold no names."""
+    model = meta.get("model")
+    if not isinstance(model, dict):
+        return 0
+    known, unseen = model.get("vocabularies", {}).get("account", []), model.get("unseen", [])
+    named = [REMOVED if account in area.accounts else account for account in known]
+    kept = [each for each in unseen if (each[0], each[1]) not in area.ends]
+    if named == known and len(kept) == len(unseen):
+        return 0
+    if named != known:
+        model["vocabularies"]["account"] = named
+    model["unseen"] = kept
+    return 1
+
+
+def _lists(area: Area, manifest: dict[str, Any]) -> int:
+    """Take out the user's lists. The next run of publish drops the names of their reports."""
+    theirs = _uids(manifest, area.user)
+    for uid in theirs:
+        del manifest["users"][uid]
+    return len(theirs)
+
+
+def _uids(manifest: Mapping[str, Any], user: str) -> set[str]:
+    users = manifest.get("users")
+    found = users.items() if isinstance(users, dict) else ()
+    return {uid for uid, listed in found if isinstance(listed, dict) and listed.get("user") == user}
+
+
+def manifest_uids(store: Path, user: str) -> set[int]:
+    """Return the uids under which lists were written for the user, who may have no account any more."""
+    paths = [outgoing.root / MANIFEST for outgoing in all_outgoing(store)]
+    return {int(uid) for path in paths for uid in _uids(_document(path), user) if uid.isascii() and uid.isdecimal()}
+
+
+def _folders(place: Place, area: Area, remove: bool) -> int:
+    """Versions with the user's name in a file, as a word of its own."""
+    spellings = "|".join(re.escape(each) for each in {area.user, json.dumps(area.user)[1:-1]})
+    word = re.compile(rf"(?<![\w.-])({spellings})(?![\w-])")
+    versions = [path for path in area.paths(place.where) if VERSION.fullmatch(path.name)]
+    found = [version for version in versions if _has_word(version, word)]
+    for version in found if remove else ():
+        shutil.rmtree(version)
+    return len(found)
+
+
+def _has_word(folder: Path, word: re.Pattern[str]) -> bool:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return any(word.search(read_plain(path).decode("utf-8", "replace")) for path in files)
+
+
+def _database(place: Place, area: Area, remove: bool) -> int:
+    """Rows of all tables of an SQLite file that have the column. The file is written again without them."""
+    path, (column,) = area.path(place.where), place.key
+    with explained(path):
+        if not path.exists():
+            return 0
+        uri = f"{path.absolute().as_uri()}?mode={'rw' if remove else 'ro'}"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)) as database:
+            names = "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
+            tables = database.execute(f"{names} AND c.name = ?", (column,)).fetchall()
+            database.execute("PRAGMA secure_delete = ON")
+            database.execute("BEGIN IMMEDIATE" if remove else "BEGIN")
+            what, number = "DELETE" if remove else "SELECT count(*)", 0
+            for (table,) in tables:
+                done = database.execute(f'{what} FROM "{table}" WHERE "{column}" = ?', (area.user,))
+                number += done.rowcount if remove else done.fetchall()[0][0]
+            database.execute("COMMIT")
+            if remove:
+                database.execute("VACUUM")
+                if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0]:
+                    raise StoreError(f"{path}: another process reads it", "run this again when it is done")
+    return number
+
+
+def _summarizing(area: Area) -> AbstractContextManager[None]:
+    return area.store.summarizing()
+
+
+def _mailing(area: Area) -> AbstractContextManager[None]:
+    return locked(area.path("{store}/reports/outbox.lock"), "decides on reports and sends them now")
+
+
+def _publishing(area: Area) -> AbstractContextManager[None]:
+    return Outgoing(area.path("{published}")).locked()
+
+
+def _distributing(area: Area) -> AbstractContextManager[None]:
+    return locked(area.path("{advice}/.lock"), "publishes now")
+
+
+def _published(place: Place, area: Area, remove: bool) -> int:
+    return tree(area.path(place.where), remove)
+
+
+OF_CLUSTER = (
+    Place("trained models", "file", "{models}/duration/[0-9]*/meta.json", ("account", *RUN),
+          partial(_documents, _model)),
+    Place("models of own services", "folder", "{models}/services/*", ("any word",), _folders),
+    Place("log of site factors", "line", "{store}/actions/reprioritize-????-??-??.jsonl", RUN, _lines,
+          lambda area: setting(area.store)),
+    Place("log of raised jobs", "line", "{store}/actions/mig-raise-????-??-??.jsonl", RUN, _lines,
+          lambda area: raising(area.store)),
+    Place("log of placed jobs", "line", "{store}/actions/place-????-??-??.jsonl", RUN, _lines,
+          lambda area: placing(area.store)),
+    Place("records of the Prolog", "file", "{prolog}", ("cluster", "job", "time"), partial(_files, RECORD)),
+    Place("notices of ended jobs", "file", "{spool}", ("job",), partial(_files, NOTICE)),
+    Place(
+        "telemetry", "job label", "telemetry", ("job_label",),
+        lambda place, area, remove: job_labels(area.store, area.runs, remove), _summarizing,
+    ),
+    Place("steps", "row", "steps", RUN, _rows, _summarizing),
+    Place("job_metrics", "row", "job_metrics", RUN, _rows, _summarizing),
+    Place("gpu_metrics", "row", "gpu_metrics", RUN, _rows, _summarizing),
+    Place("step_metrics", "row", "step_metrics", RUN, _rows, _summarizing),
+    Place("bindings", "row", "bindings", ("job_id", "seen_s"), _rows, _summarizing),
+    Place("advice", "row", "advice", USER, _rows, _summarizing),
+    Place("damaged files", "file", "any table", (), _damaged),
+)  # fmt: skip
+JOBS = Place("jobs", "row", "jobs", USER, _rows)
+"""Says which rows, lines, and files of a cluster are the user's. So it goes after them, and only if all are gone: a
+second run then finds the rest of a run that failed or was killed."""
+OF_SITE = (
+    Place("outbox of mails", "row", "{store}/reports/outbox.sqlite", USER, _database, _mailing),
+    Place("files to publish", "file", "{published}/user/{uid}", ("uid",), _published, _publishing),
+    Place("record of lists", "line", "{published}/" + MANIFEST, USER, partial(_documents, _lists), _publishing),
+    Place("advice file", "file", "{advice}/sched/{uid}", ("uid",), _published, _distributing),
+    Place("published for the user", "file", "{advice}/user/{uid}", ("uid",), _published, _distributing),
+    Place(
+        "choice of mail", "file", "{advice}/mail/{uid}", ("uid", "owner"),
+        lambda place, area, remove: mail_choices(area.path("{advice}/mail"), int(area.folders["uid"]), remove),
+        _distributing,
+    ),
+)  # fmt: skip
+"""These go last, when no timer can fill them again from the table jobs."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """So many of a place's noun."""
+
+    place: Place
+    area: Area
+    number: int
+
+
+def find(store: Store, config: Config, person: Person) -> list[Kept]:
+    """What is kept of a person now, in the order in which it is removed. Raises StoreError."""
+    try:
+        return [Kept(place, area, place.walk(place, area, False)) for place, area in _areas(store, config, person)]
+    except OSError as error:
+        raise StoreError(f"{error.filename}: cannot be read: {error.strerror}", "run this as its owner") from error
+
+
+def _areas(store: Store, config: Config, person: Person) -> Iterator[tuple[Place, Area]]:
+    folders = {
+        "store": str(store.root), "advice": config.hooks.advice_dir,
+        "prolog": config.bindings.prolog_dir, "spool": config.mail.spool_dir,
+    }  # fmt: skip
+    clusters = [store.of(name) for name in store.clusters()]
+    areas = [Area(person.name, each, runs_of(each, person.name), {**folders, "models": str(each.models_dir)})
+             for each in clusters]  # fmt: skip
+    yield from ((place, area) for area in areas for place in OF_CLUSTER if folders.get(place.where[1:-1]) != "")
+    yield from ((JOBS, area) for area in areas)
+    for place in OF_SITE:
+        for published in all_outgoing(store.root) if "{published}" in place.where else [Outgoing(store.root)]:
+            for uid in person.uids if "{uid}" in place.where else [0]:
+                more = {"published": str(published.root), "uid": str(uid)}
+                yield place, Area(person.name, store.of(""), pa.table({}), {**folders, **more})
 
 
 @dataclass(frozen=True)
@@ -129,45 +367,19 @@ class Failure:
     todo: str
 
 
-def remove(places: Places) -> list[Failure]:
+def remove(found: list[Kept]) -> list[Failure]:
     """Empty every place that holds something. Returns what failed; the other places are empty then."""
-    failures = list(_failures([kept for _, kept in places.of_jobs]))
-    if not failures:
-        failures += _failures([kept for _, kept in places.jobs])
-    return [*failures, *_failures(places.by_name)]
-
-
-def _failures(places: list[Kept] | tuple[Kept, ...]) -> Iterator[Failure]:
-    for kept in places:
-        if not kept.number:
+    failures: list[Failure] = []
+    for kept in found:
+        name = kept.place.name
+        if not kept.number or (kept.place is JOBS and any(each.place != "jobs" for each in failures)):
             continue
         try:
-            kept.remove()
+            with kept.place.lock(kept.area):
+                kept.place.walk(kept.place, kept.area, True)
         except AlmanacError as error:
-            yield Failure(kept.place, str(error), error.hint)
+            failures.append(Failure(name, str(error), error.hint))
         except OSError as error:
-            yield Failure(
-                kept.place, f"{error.filename or kept.place}: {error.strerror}", "run this as its owner or root"
-            )
-
-
-@dataclass
-class Outcome:
-    """is_complete: whether nothing is left of the person."""
-
-    is_complete: bool = False
-
-
-@contextlib.contextmanager
-def remembered(store: Store, user: str, now_s: int) -> Iterator[Outcome]:
-    """Put the person on the list of forgotten people before anything is removed, and note a complete end after it."""
-    outcome = Outcome()
-    _remember(store, user, Forgetting(now_s))
-    yield outcome
-    if outcome.is_complete:
-        _remember(store, user, Forgetting(now_s, now_s))
-
-
-def _remember(store: Store, user: str, forgetting: Forgetting) -> None:
-    with store.lock():
-        write_forgotten(store.root, read_forgotten(store.root).with_person(user, forgetting))
+            said = f"{error.filename or name}: {error.strerror}"
+            failures.append(Failure(name, said, "run this as its owner or root"))
+    return failures

@@ -39,6 +39,7 @@ COMMANDS = {
     "characterize": "compare jobs across the site, as in the Perlmutter study",
     "site-report": "report on the whole site: use, waste, and cost",
     "metrics": "write almanac's own metrics for Prometheus",
+    "run": "start the tasks that are due: what a timer calls each minute",
     "doctor": "check configuration, store, Slurm, and Prometheus",
     "forget": "remove everything that is kept of a user",
     "install-hooks": "install the Slurm hooks, or remove them",

@@ -122,6 +122,12 @@ def retry(app: App, node: str, to_old: bool) -> int:
     return 5 if any(each.what in ("failed", "left") for each in outcomes) else 0
 
 
+DEMAND_DAYS = 7.0
+"""Days of past jobs that a plan looks at: a week has each day's pattern once."""
+RESERVATION_S = 7200.0
+"""A node with a reservation that starts within this time is not changed: a change takes up to an hour."""
+
+
 def _planner(app: App) -> MigPlanner:
     """Raises AlmanacError if the caller, the configuration, or the store does not allow a plan."""
     from advisor.decisions.mig_layout import decide_layout
@@ -141,11 +147,11 @@ def _planner(app: App) -> MigPlanner:
     models = {each.model.name: each for each in settings.names.values()}
 
     def demand(queue: list[QueuedGpuJob]) -> Demand:
-        return read_demand(store, queue, list(models.values()), app.config.advice, config.demand_days, app.now_s())
+        return read_demand(store, queue, list(models.values()), app.config.advice, DEMAND_DAYS, app.now_s())
 
     return MigPlanner(
         settings=settings,
-        slurm=SlurmSide(backend, app.commands, config.reservation_hours * 3600),
+        slurm=SlurmSide(backend, app.commands, RESERVATION_S),
         node_side=NodeSide(config, run_bounded),
         decide=decide_layout,
         demand_of=demand,  # type: ignore[arg-type]

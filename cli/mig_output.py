@@ -14,7 +14,7 @@ from cli.output import json_text
 
 if TYPE_CHECKING:
     from advisor.decisions.mig_layout import LayoutChange
-    from almanac.mig_config import Mig
+    from almanac.actions_config import Mig
     from slurm_hooks.mig.folder import MigState
     from slurm_hooks.mig.planning import MigPlan
     from slurm_hooks.mig.run import Outcome

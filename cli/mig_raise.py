@@ -34,7 +34,7 @@ def command(app: App, is_applied: bool, is_clearing: bool, rows: int, as_json: b
     """Give pending jobs of one MIG slice an idle larger slice that nobody waits for. For operators, and a timer.
 
     Only jobs whose owner opted in (--comment=almanac:larger), or whose partition is in mig_raise.partitions. A job that
-    still waits after mig_raise.undo_min gets its own type back. Only shows the changes unless you give --apply, which
+    still waits after 10 minutes gets its own type back. Only shows the changes unless you give --apply, which
     needs mig_raise.mode = "apply", Slurm 24.11 or later, and root, SlurmUser, or AdminLevel=Operator. Writes each
     change to actions/ in the store, then sends it to Slurm.
 

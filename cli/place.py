@@ -203,7 +203,7 @@ def _plan(
     history = _log(store).history(store.cluster, now_s)
     jobs, _ = read_queue(app.commands, store.cluster)
     users = {job.gres.user for job in jobs if accepts_any(job.gres.comment)}
-    # The history is read before Slurm is: a large one takes longer than placement.max_age_s.
+    # The history is read before Slurm is: a large one takes longer than such a look may be old.
     speeds = speeds_or_fault(store, app.config, now_s, users) if users else no_speeds
     cluster = cluster_of(read_view(backend, app.commands, store.cluster, time.time), settings)
     try:

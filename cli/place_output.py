@@ -87,7 +87,7 @@ def show_status(
     from slurm_hooks.placement.plan import is_placed, line_of, type_now
 
     placed = [(job, line) for job in cluster.view.jobs if (line := line_of(job, history)) and is_placed(job, line)]
-    delay_s = history.requeue_delay_s(cluster.settings.requeue_delay_s)
+    delay_s = history.requeue_delay_s()
     if as_json:
         shown = [{"job_id": job.job_id, "states": sorted(job.states), **vars(line)} for job, line in placed]
         click.echo(json_text({"placed": shown, "last": [vars(line) for line in lines[-20:]], "delay_s": delay_s}))

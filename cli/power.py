@@ -130,9 +130,9 @@ def wake(app: App, nodes: str, as_json: bool) -> int:
     config, faults = _config_if_any(app)
     backend = _backend(app, config)
     if nodes == "ALL":
-        faults += _try(lambda: _folder(app, config).hold(app.caller, "wake ALL", app.now_s()), "the hold is not set")
+        faults += _try(lambda: _folder(app).hold(app.caller, "wake ALL", app.now_s()), "the hold is not set")
     names = names_to_wake(nodes, config, backend.nodes())
-    faults += _try(lambda: _note_wake(app, config, names), "the order is not logged")
+    faults += _try(lambda: _note_wake(app, names), "the order is not logged")
     said = keep_on(backend, names) if nodes == "ALL" else []
     woken = wake_now(backend, names)
     show_woken(woken, nodes == "ALL", [*faults, *said], as_json)
@@ -187,7 +187,7 @@ def _cluster(app: App) -> str:
         return app.backend.cluster()
 
 
-def _folder(app: App, config: Config | None = None) -> PowerFolder:
+def _folder(app: App) -> PowerFolder:
     from slurm_hooks.power.folder import PowerFolder
 
     return PowerFolder(app.store_root / "power")
@@ -212,7 +212,7 @@ def _backend(app: App, config: Config) -> Any:
     return CommandBackend(SlurmCommands(timeout_s=60))
 
 
-def _note_wake(app: App, config: Config, names: tuple[str, ...]) -> None:
+def _note_wake(app: App, names: tuple[str, ...]) -> None:
     from almanac import __version__
     from telemetry.slurm.hostlist import fold
 
@@ -221,7 +221,7 @@ def _note_wake(app: App, config: Config, names: tuple[str, ...]) -> None:
         "mode": "apply", "reason": f"{app.caller} asked for it", "almanac": __version__,
     }  # fmt: skip
     if names:
-        _folder(app, config).log.append([row], app.now_s())
+        _folder(app).log.append([row], app.now_s())
 
 
 def _try(action: Any, otherwise: str) -> list[str]:

@@ -13,7 +13,7 @@ from almanac.units import format_moment, printable
 from cli.output import json_text
 
 if TYPE_CHECKING:
-    from almanac.power_config import PowerMode
+    from almanac.actions_config import PowerMode
     from slurm_hooks.power.planning import PowerPlan, SetPlan
     from slurm_hooks.power.run import SetOutcome
     from slurm_hooks.power.status import SetStatus, Status
@@ -95,7 +95,7 @@ def _plan_json(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None) -> dict[s
                 "unheard": outcomes[place].unheard,
             }
         sets.append(row)
-    return {"applied": outcomes is not None, "time_s": plan.now_s, "actuator": plan.actuator.name, "node_sets": sets}
+    return {"applied": outcomes is not None, "time_s": plan.now_s, "actuator": plan.actuator, "node_sets": sets}
 
 
 def show_status(status: Status, as_json: bool) -> None:

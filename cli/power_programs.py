@@ -70,9 +70,7 @@ def _work(wanted: Literal["on", "off"], nodes: tuple[str, ...], file: BmcFile, h
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: switch.stop.set())
     log.note(nodes=hostlist.fold(nodes)[:1000], count=len(nodes))
-    outcomes = switch.run(nodes, log.outcome)
-    results = [outcome.result for outcome in outcomes]
-    log.note(ended={result: results.count(result) for result in sorted(set(results))})
+    log.note(ended=dict(sorted(switch.run(nodes, log).items())))
 
 
 def detach(keep: int) -> None:
@@ -100,8 +98,8 @@ def _show(nodes: tuple[str, ...], file: BmcFile) -> int:
     from concurrent.futures import ThreadPoolExecutor
 
     from almanac.units import printable
+    from slurm_hooks.power.bmc_file import BmcError
     from slurm_hooks.power.bmc_methods import method_of
-    from slurm_hooks.power.redfish import BmcError
 
     def ask(node: str) -> tuple[str, bool]:
         if node not in file.by_node:

@@ -34,7 +34,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     Then write the reports of each user's newest jobs, which only that user can read. [reports] sets how many.
 
     Only files with changed content are replaced, each as a whole. Every file is renewed after half of
-    hooks.lifetime_hours. The files wait in the store until root's program `almanac-distribute` gives them to their
+    48 hours. The files wait in the store until root's program `almanac-distribute` gives them to their
     readers; run as root, this command also does that, after it has done the rest as the store's owner.
 
     With priority.mode = "apply", site factors are applied only if Slurm's weights fit. The store

@@ -31,7 +31,7 @@ def command(app: App, as_json: bool) -> None:
     """Train the predictors of job duration, memory, and node demand, and print their scores. For operators.
 
     The scores compare the models with simple baselines, on jobs that the models had not seen: the jobs that ended since
-    earlier trainings. The first training holds back the newest share of the jobs (training.validation_share) for this.
+    earlier trainings. The first training holds back the newest share of the jobs for this.
 
     It then compares the store's files with their checksums, and names damaged ones.
     """
@@ -42,6 +42,7 @@ def command(app: App, as_json: bool) -> None:
     from advisor.services.base import Record
     from advisor.services.own import update_own
     from advisor.speed.runs import load_speed_runs
+    from advisor.version_folders import KEEP_VERSIONS
     from advisor.versions import prune
     from simulator.rank_choice import choose_exponent
     from telemetry.history import load_history
@@ -60,7 +61,7 @@ def command(app: App, as_json: bool) -> None:
     if store.forgotten() != forgotten:
         raise BusyError("a user was forgotten while this training ran: it is not kept", "run `almanac train` again")
     version = save(trained, store.models_dir, own.learned)
-    prune(store.models_dir, app.config.training.keep_versions, version)
+    prune(store.models_dir, KEEP_VERSIONS, version)
     demand = train_demand_models(app, store)
     app.look_for_damage()
     speeds = trained.speeds

@@ -26,7 +26,7 @@ def command(app: App, is_published: bool, advice_dir: str | None, as_json: bool)
 
     Reads Slurm's queue and nodes, predicts what is left of each running job and how long each waiting job will run, and
     plays the queue forward in Slurm's order of priority. With --publish, writes one small file that anyone can read. It
-    holds totals only, and advice uses it for [gpu_advice] max_age_s seconds.
+    holds totals only, and advice uses it for 10 minutes.
 
     Jobs that Slurm holds are left out. Without a trained model, your users' past runs and time limits predict.
     """

@@ -1,19 +1,10 @@
 """A seeded generator of a whole GPU site, shaped like the Perlmutter paper (perlmutter-telemetry)."""
 
-from demo.plan import SitePlan, jobs_table, plan_site, truth_table
-from demo.shape import BENCH_COUNTERS, Faults, SiteShape
-from demo.source import GeneratedSource, generate_jobs, generate_telemetry, generate_truth
+from demo.shape import BENCH_COUNTERS, GPUS_PER_NODE, Faults, SiteShape
+from demo.site import SitePlan, host_names, jobs_table, plan_site, truth_table
+from demo.source import GeneratedSource, generate_jobs
 
 __all__ = [
-    "BENCH_COUNTERS",
-    "Faults",
-    "GeneratedSource",
-    "SitePlan",
-    "SiteShape",
-    "generate_jobs",
-    "generate_telemetry",
-    "generate_truth",
-    "jobs_table",
-    "plan_site",
-    "truth_table",
-]
+    "BENCH_COUNTERS", "GPUS_PER_NODE", "Faults", "GeneratedSource", "SitePlan", "SiteShape", "generate_jobs",
+    "host_names", "jobs_table", "plan_site", "truth_table",
+]  # fmt: skip

@@ -2,88 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from demo.population import REGULAR, Population
-from demo.profile import Bools, Floats, Ints, Profile, SizeBin
 from demo.quotas import deal, fill, pack
-from demo.shape import SiteShape
+from demo.shape import GPUS_PER_NODE, Arrays, Bools, Floats, Ints, SiteShape
+from demo.users import REGULAR
 
 NO_TIER, TIER_40, TIER_80 = 0, 1, 2
 MIB_40, MIB_80 = 40960.0, 81920.0
+_ONE_GPU_MOST = 0.34  # quantile of the four-GPU curve below which one GPU alone can make the mean
 
 
-@dataclass(frozen=True)
-class DemoFamilies:
-    """Parallel arrays over families. *_low and *_width: the family's stretch of a quantile curve.
+def with_traits(
+    shape: SiteShape, profile: Any, users: Arrays, families: Arrays, counts: Ints, rng: np.random.Generator
+) -> Arrays:
+    """The families with their traits. counts: jobs per family.
 
-    need_mib: usual HBM peak of the busiest GPU; need_low/high_mib: limits of its band; grow_mib: (families, 2), first
-    and last need of a growing family. framework: index into Memory.preallocate, -1 for none.
+    Idle and staff families get traits too, but do not take from the shares. *_low and *_width: the family's stretch of
+    a quantile curve. need_mib: usual HBM peak of the busiest GPU; need_low/high_mib: limits of its band; grow_mib:
+    (families, 2), first and last need of a growing family.
     """
-
-    tier: Ints
-    size_bin: Ints
-    nodes: Ints
-    is_shared: Bools
-    combo: Ints
-    is_compute_bound: Bools
-    is_one_gpu: Bools
-    util_low: Floats
-    util_width: Floats
-    imbalance_share: Floats
-    log_median: Floats
-    log_sigma: Floats
-    limit_factor: Floats
-    framework: Ints
-    is_growing: Bools
-    grow_mib: Floats
-    need_mib: Floats
-    need_low_mib: Floats
-    need_high_mib: Floats
-    need_spread: Floats
-
-
-def make_families(
-    shape: SiteShape, profile: Profile, people: Population, counts: Ints, rng: np.random.Generator
-) -> DemoFamilies:
-    """counts: jobs per family. Idle and staff families get traits too, but do not take from the shares."""
-    regular = np.where(people.family_role == REGULAR, counts, 0)
-    shared = _shared(shape, people, regular, rng)
-    exclusive = np.where(shared, 0, regular)
-    framework = people.user_framework[people.family_user]
-    tier, growing = _tiers(shape, profile, exclusive, framework, rng)
-    size_bin, nodes = _sizes(shape, profile, exclusive, tier, rng)
+    regular = np.where(families.role == REGULAR, counts, 0)
+    framework = users.framework[families.user]
+    tier, growing = _tiers(shape, profile, regular, framework, rng)
+    size_bin, nodes = _sizes(shape, profile, regular, tier, rng)
     sigma = profile.duration.family_log_sigma(rng.random(len(counts)))
     log_median = _log_medians(profile, regular, nodes, sigma, rng)
     counted = np.rint(regular * _share_counted(shape, profile, regular, nodes, log_median, sigma)).astype(np.int64)
-    exclusive = np.where(shared, 0, counted)
-    combo = deal(counted, [c.share for c in profile.pipes.combos])
-    compute = _compute_bound(profile, counted, combo, rng)
-    one_gpu = _one_gpu(profile, exclusive, size_bin, combo, compute, rng)
-    util_low, util_width = _utilization(profile, counted, size_bin, combo, compute, one_gpu, rng)
-    need = _needs(profile, exclusive, tier, growing, framework, rng)
-    return DemoFamilies(
-        tier=tier, size_bin=size_bin, nodes=nodes, is_shared=shared, combo=combo, is_compute_bound=compute,
-        is_one_gpu=one_gpu, util_low=util_low, util_width=util_width, imbalance_share=rng.random(len(counts)),
-        log_median=log_median, log_sigma=sigma,
-        limit_factor=profile.duration.limit_factor(rng.random(len(counts))), framework=framework,
-        is_growing=growing, grow_mib=_growth(profile, tier), need_mib=need[0], need_low_mib=need[1],
-        need_high_mib=need[2], need_spread=profile.memory.family_spread(rng.random(len(counts))),
+    combo = deal(counted, [each.share for each in profile.pipes.combos])
+    combos = [profile.pipes.combos[number] for number in combo]
+    # Only what uses the FP64 pipe can be compute-bound by FP64 arithmetic intensity.
+    fp64_jobs = np.where(["fp64" in each.pipes for each in combos], counted, 0)
+    compute = fill(fp64_jobs, rng.permutation(len(counts)), profile.pipes.compute_bound_share * counted.sum())
+    one_gpu = _one_gpu(profile, counted, size_bin, [each.pipes == ["tensor"] for each in combos], compute, rng)
+    # Compute-bound jobs lean low (perlmutter-telemetry, VII).
+    lean = np.array([each.lean for each in combos]) - 1.2 * compute
+    util_low, util_width = _utilization(counted, size_bin, lean, one_gpu, rng)
+    need, low, high = _needs(profile, counted, tier, growing, framework, rng)
+    of_80, of_40 = np.array(profile.memory.grow_80) * MIB_80, np.array(profile.memory.grow_40) * MIB_40
+    return families.replaced(
+        tier=tier, size_bin=size_bin, nodes=nodes, combo=combo, is_compute_bound=compute, is_one_gpu=one_gpu,
+        util_low=util_low, util_width=util_width, imbalance_share=rng.random(len(counts)), log_median=log_median,
+        log_sigma=sigma, limit_factor=profile.duration.limit_factor(rng.random(len(counts))), framework=framework,
+        is_growing=growing, grow_mib=np.where((tier == TIER_80)[:, None], of_80, of_40), need_mib=need,
+        need_low_mib=low, need_high_mib=high, need_spread=profile.memory.family_spread(rng.random(len(counts))),
     )  # fmt: skip
 
 
-def _shared(shape: SiteShape, people: Population, counts: Ints, rng: np.random.Generator) -> Bools:
-    if not shape.shared_nodes or shape.shared_share <= 0:
-        return np.zeros(len(counts), dtype=bool)
-    plain = np.where(people.user_framework[people.family_user] < 0, counts, 0)
-    return fill(plain, rng.permutation(len(counts)), shape.shared_share * counts.sum())
-
-
 def _tiers(
-    shape: SiteShape, profile: Profile, counts: Ints, framework: Ints, rng: np.random.Generator
+    shape: SiteShape, profile: Any, counts: Ints, framework: Ints, rng: np.random.Generator
 ) -> tuple[Ints, Bools]:
     """The tier each family asks for, and whether its need grows. No family is a large part of the 80 GB jobs."""
     memory, order, total = profile.memory, rng.permutation(len(counts)), counts.sum()
@@ -94,8 +65,7 @@ def _tiers(
     for number in range(len(memory.preallocate)):
         asks_80 |= fill(np.where(framework == number, small, 0), order, 0.08 * wanted)
     free = np.where(framework < 0, small, 0)
-    long_lived = np.where(free >= 8, free, 0)
-    growing = fill(long_lived, order, 0.12 * wanted)
+    growing = fill(np.where(free >= 8, free, 0), order, 0.12 * wanted)
     rest = wanted - counts[asks_80 | growing].sum()
     asks_80 |= growing | fill(np.where(growing, 0, free), order, rest)
     others = np.where(asks_80 | (framework >= 0), 0, counts)
@@ -104,69 +74,53 @@ def _tiers(
     return np.where(asks_80, TIER_80, np.where(asks_40, TIER_40, NO_TIER)), growing
 
 
-def size_bins(shape: SiteShape, profile: Profile) -> list[SizeBin]:
-    """The bins that fit the site; the shares of those that do not go to the largest that does."""
-    limit = largest_nodes(shape) * shape.gpus_per_node
-    fitting = [b for n, b in enumerate(profile.bins) if n == 0 or b.low <= limit]
-    rest = sum(b.share for b in profile.bins[len(fitting) :])
-    last = fitting[-1]
-    return [*fitting[:-1], SizeBin(last.low, last.high, last.share + rest, last.util)]
+def size_bins(shape: SiteShape, profile: Any) -> list[Any]:
+    """The bins that fit the site, with their curve `util`; the shares of others go to the largest that does."""
+    limit = _largest_nodes(shape) * GPUS_PER_NODE
+    bins = profile.size.bins
+    fitting = [each for number, each in enumerate(bins) if number == 0 or each.low <= limit]
+    rest = sum(each.share for each in bins[len(fitting) :])
+    shares = [each.share + (rest if each is fitting[-1] else 0) for each in fitting]
+    return [
+        SimpleNamespace(low=each.low, high=each.high, share=share, util=getattr(profile.utilization, each.util))
+        for each, share in zip(fitting, shares, strict=True)
+    ]
 
 
-def largest_nodes(shape: SiteShape) -> int:
+def _largest_nodes(shape: SiteShape) -> int:
     """Nodes of the largest job that the site takes."""
     pool = max(shape.nodes_40, shape.nodes_80)
     return min(shape.max_nodes, pool) if shape.max_nodes else pool
 
 
-def _sizes(shape: SiteShape, profile: Profile, counts: Ints, tier: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def _sizes(shape: SiteShape, profile: Any, counts: Ints, tier: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Size bin and nodes of each family; what asks for a tier fits into that tier's nodes."""
-    bins, per_node = size_bins(shape, profile), shape.gpus_per_node
+    bins = size_bins(shape, profile)
     quarter = max(1, shape.nodes_80 // 4)  # larger ones would wait for each other for days
     pool = np.array([max(shape.nodes_40, shape.nodes_80), shape.nodes_40 or shape.nodes_80, quarter])
-    limit = np.minimum(largest_nodes(shape), pool[tier])
-    least = np.array([-(-b.low // per_node) for b in bins])
-    most = np.array([max(1, b.high // per_node) for b in bins])
-    allowed = least[None, :] <= limit[:, None]
-    chosen = deal(counts, [b.share for b in bins], allowed=allowed)
+    limit = np.minimum(_largest_nodes(shape), pool[tier])
+    least = np.array([-(-each.low // GPUS_PER_NODE) for each in bins])
+    most = np.array([max(1, each.high // GPUS_PER_NODE) for each in bins])
+    chosen = deal(counts, [each.share for each in bins], allowed=least[None, :] <= limit[:, None])
     low, high = least[chosen], np.minimum(most[chosen], limit)
     drawn = np.exp(np.log(low) + rng.random(len(counts)) ** 1.5 * np.log(np.maximum(high, low) / low))
-    power_of_two = 2 ** np.rint(np.log2(drawn))
-    nodes = np.where(rng.random(len(counts)) < 0.7, power_of_two, np.rint(drawn))
+    nodes = np.where(rng.random(len(counts)) < 0.7, 2 ** np.rint(np.log2(drawn)), np.rint(drawn))
     return chosen, np.clip(nodes, low, np.maximum(high, low)).astype(np.int64)
 
 
-def _compute_bound(profile: Profile, counts: Ints, combo: Ints, rng: np.random.Generator) -> Bools:
-    """Only what uses the FP64 pipe can be compute-bound by FP64 arithmetic intensity."""
-    uses_fp64 = np.array(["fp64" in c.pipes for c in profile.pipes.combos])[combo]
-    wanted = profile.pipes.compute_bound_share * counts.sum()
-    return fill(np.where(uses_fp64, counts, 0), rng.permutation(len(counts)), wanted)
-
-
 def _one_gpu(
-    profile: Profile, counts: Ints, size_bin: Ints, combo: Ints, compute: Bools, rng: np.random.Generator
+    profile: Any, counts: Ints, size_bin: Ints, is_tensor_only: list[bool], compute: Bools, rng: np.random.Generator
 ) -> Bools:
     """Families that use one of four GPUs: tensor-only and compute-bound ones first (perlmutter-telemetry, VI)."""
     one_node = np.where(size_bin == 0, counts, 0)
-    tensor_only = np.array([c.pipes == {"tensor"} for c in profile.pipes.combos])[combo]
-    score = 3 * tensor_only + 1.2 * compute + rng.normal(0.0, 1.0, len(counts))
-    return fill(one_node, np.argsort(-score), profile.one_gpu_share * one_node.sum())
-
-
-_ONE_GPU_MOST = 0.34  # quantile of the four-GPU curve below which one GPU alone can make the mean
+    score = 3 * np.array(is_tensor_only) + 1.2 * compute + rng.normal(0.0, 1.0, len(counts))
+    return fill(one_node, np.argsort(-score), profile.utilization.one_gpu_share * one_node.sum())
 
 
 def _utilization(
-    profile: Profile,
-    counts: Ints,
-    size_bin: Ints,
-    combo: Ints,
-    compute: Bools,
-    one_gpu: Bools,
-    rng: np.random.Generator,
+    counts: Ints, size_bin: Ints, lean: Floats, one_gpu: Bools, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Stretch of each family on its size bin's curve. Compute-bound jobs lean low (perlmutter-telemetry, VII)."""
-    lean = np.array([c.lean for c in profile.pipes.combos])[combo] - 1.2 * compute
+    """Stretch of each family on its size bin's curve. lean: above 0 means more utilization than others."""
     score = lean + rng.normal(0.0, 1.0, len(counts))
     low, width = np.zeros(len(counts)), np.zeros(len(counts))
     for number in np.unique(size_bin):
@@ -182,44 +136,38 @@ def _utilization(
     return low, width
 
 
-def _log_medians(profile: Profile, counts: Ints, nodes: Ints, sigma: Floats, rng: np.random.Generator) -> Floats:
+def _log_medians(profile: Any, counts: Ints, nodes: Ints, sigma: Floats, rng: np.random.Generator) -> Floats:
     """Logarithm of each family's usual run time, up to a factor common to its group (one node, several)."""
     log_median = np.zeros(len(counts))
-    total = (profile.duration.one_node_log_sigma, profile.duration.multi_node_log_sigma)
-    for several, spread in enumerate(total):
-        size = np.where((nodes > 1) == bool(several), counts, 0)
+    for several, spread in enumerate((profile.duration.one_node_log_sigma, profile.duration.multi_node_log_sigma)):
+        members = (nodes > 1) == bool(several)
+        size = np.where(members, counts, 0)
         low, width = pack(size, rng.random(len(counts)))
         within = float((size * sigma**2).sum() / max(1, size.sum()))
         between = max(0.05, spread**2 - within) ** 0.5
         middle = np.clip(low + width / 2, 0.002, 0.998)
-        values = np.array([NormalDist().inv_cdf(float(m)) for m in middle]) * between
-        log_median = np.where((nodes > 1) == bool(several), values, log_median)
+        values = np.array([NormalDist().inv_cdf(float(each)) for each in middle]) * between
+        log_median = np.where(members, values, log_median)
     return log_median
 
 
 def _share_counted(
-    shape: SiteShape, profile: Profile, counts: Ints, nodes: Ints, log_median: Floats, sigma: Floats
+    shape: SiteShape, profile: Any, counts: Ints, nodes: Ints, log_median: Floats, sigma: Floats
 ) -> Floats:
     """Share of each family's jobs that will be long enough to count in the published shares."""
     durations, share = profile.duration, np.ones(len(counts))
-    means = (durations.one_node_mean_s, durations.multi_node_mean_s)
-    for several, mean_s in enumerate(means):
+    for several, mean_s in enumerate((durations.one_node_mean_s, durations.multi_node_mean_s)):
         members = (nodes > 1) == bool(several)
         size = np.where(members, counts, 0)
         unscaled = (size * np.exp(log_median + sigma**2 / 2)).sum() / max(1, size.sum())
         margin = log_median + np.log(mean_s * shape.duration_scale / max(unscaled, 1e-9) / durations.mean_from_s)
-        above = np.array([NormalDist().cdf(float(x)) for x in margin / sigma])
+        above = np.array([NormalDist().cdf(float(each)) for each in margin / sigma])
         share = np.where(members, above, share)
     return share
 
 
-def _growth(profile: Profile, tier: Ints) -> Floats:
-    of_80, of_40 = np.array(profile.memory.grow_80) * MIB_80, np.array(profile.memory.grow_40) * MIB_40
-    return np.where((tier == TIER_80)[:, None], of_80, of_40)
-
-
 def _needs(
-    profile: Profile, counts: Ints, tier: Ints, growing: Bools, framework: Ints, rng: np.random.Generator
+    profile: Any, counts: Ints, tier: Ints, growing: Bools, framework: Ints, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
     """Usual need, and the limits of the band it stays in, MiB. Of preallocating families: what they would need."""
     memory, families = profile.memory, len(counts)
@@ -244,7 +192,7 @@ def _needs(
     return need, low, high
 
 
-def _held_by_others(profile: Profile, asks_80: Ints, growing: Bools, framework: Ints) -> Floats:
+def _held_by_others(profile: Any, asks_80: Ints, growing: Bools, framework: Ints) -> Floats:
     """Jobs per band of the 80 GB requests whose peaks are not dealt: preallocating and growing families."""
     bands = np.array(profile.memory.bands_80)
     held = np.zeros(len(bands))
@@ -253,6 +201,5 @@ def _held_by_others(profile: Profile, asks_80: Ints, growing: Bools, framework: 
         held += inside * asks_80[framework == number].sum()
     first, last = profile.memory.grow_80
     overlap = np.minimum(bands[:, 1], last) - np.maximum(bands[:, 0], first)
-    growers = asks_80[growing & (framework < 0)].sum()
-    held += np.maximum(overlap, 0) / (last - first) * growers
+    held += np.maximum(overlap, 0) / (last - first) * asks_80[growing & (framework < 0)].sum()
     return held

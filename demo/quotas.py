@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from demo.profile import Bools, Floats, Ints
+from demo.shape import Bools, Floats, Ints
 
 
 def fill(counts: Ints, order: Ints, wanted: float) -> Bools:

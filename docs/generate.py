@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
-from almanac.config import Config, Link, NodeSet, Tier
-from almanac.link_config import MOST_LINKS
+from almanac.config import MOST_LINKS, Config, Link, NodeSet, Tier
+from almanac.removed_keys import REMOVED
+from almanac.submit_config import keys_of
 from cli.main import cli
 from reports.job.rules import packaged
 from reports.job.site_rules import known_names
@@ -49,13 +50,22 @@ def configuration() -> str:
             *_keys(table),
             "",
         ]
+    lines += [
+        "## Removed keys\n",
+        "These keys are accepted for one release. They have no effect, unless a list of their section took over the "
+        "value. A warning and `almanac doctor` name those that your file sets.\n",
+        "| key | removed in | in its place |",
+        "|---|---|---|",
+        *(f"| `{key}` | {since} | {text} |" for since, keys in REMOVED.items() for key, text in keys.items()),
+        "",
+    ]
     return "\n".join(lines)
 
 
 def _keys(cls: type) -> Iterator[str]:
     yield "| key | default | meaning |"
     yield "|---|---|---|"
-    for key in dataclasses.fields(cls):
+    for key in keys_of(cls):
         default = json.dumps(list(key.default) if isinstance(key.default, tuple) else key.default)
         low, high = key.metadata["low"], key.metadata["high"]
         limits = "" if low is None else f" (at least {low})" if high is None else f" ({low} to {high})"

@@ -47,5 +47,5 @@ build() { # ROOT PACKAGE ARCHITECTURE COMPRESSION
         "$(du -sk --apparent-size "$1" | cut -f1)" "$(find "$1" -type f | wc -l)"
 }
 
-build "$STAGE/client" slurm-almanac-client all 19
+build "$STAGE/client" slurm-almanac-client "$(dpkg --print-architecture)" 19
 build "$STAGE/full" slurm-almanac "$(dpkg --print-architecture)" 6

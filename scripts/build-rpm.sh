@@ -1,8 +1,8 @@
 #!/bin/bash
 # build-rpm.sh OUTDIR: builds the RPM packages slurm-almanac and slurm-almanac-client, from the same trees and maintainer
 # scripts as build-deb.sh. It needs rpmbuild and what scripts/stage-packages.sh needs. ALMANAC_STAGE names a tree that
-# stage-packages.sh made before. slurm-almanac needs the Python, C library, and machine that it was built with: build it
-# on the EL release that it is for. slurm-almanac-client needs the same /usr/bin/python3.N only.
+# stage-packages.sh made before. Both need the Python, C library, and machine that they were built with: build them on
+# the EL release that they are for.
 set -euo pipefail
 umask 022
 

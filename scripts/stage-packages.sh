@@ -1,6 +1,6 @@
 #!/bin/bash
 # stage-packages.sh DIR: makes the trees of both packages, for build-deb.sh and build-rpm.sh.
-#   DIR/client   slurm-almanac-client: the program, in pure Python, with what every host of a cluster needs
+#   DIR/client   slurm-almanac-client: the program with click and msgspec, and what every host of a cluster needs
 #   DIR/full     slurm-almanac: the program's libraries, and what only almanac's own host needs
 #   DIR/version, DIR/python, DIR/epoch   what the packages are built with
 # Needs a Python of 3.11 or newer with venv ($PYTHON, or the first in /usr/bin), and pip's configured index. It changes
@@ -39,18 +39,18 @@ if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
 fi
 export SOURCE_DATE_EPOCH
 
-# Tools in one environment, the libraries in another without pip, the program and click (which all commands use) beside.
+# Tools in one environment, the libraries in another without pip, the program, click, and msgspec (which all commands use) beside.
 install_program() {
     "$PYTHON" scripts/lock_subset.py build-system click-man >"$WORK/tools.txt"
     "$PYTHON" scripts/lock_subset.py runtime >"$WORK/runtime.txt"
-    "$PYTHON" scripts/lock_subset.py only click >"$WORK/click.txt"
+    "$PYTHON" scripts/lock_subset.py only click msgspec >"$WORK/client.txt"
     "$PYTHON" -m venv "$WORK/tools"
     "$PYTHON" -m venv --without-pip "$FULL$HOME_DIR"
     local pip=("$WORK/tools/bin/python" -m pip --quiet)
     "${pip[@]}" install --require-hashes -r "$WORK/tools.txt"
     "${pip[@]}" --python "$FULL$HOME_DIR/bin/python" install --no-compile --require-hashes -r "$WORK/runtime.txt"
     "${pip[@]}" wheel --no-deps --no-build-isolation -w "$WORK/wheel" .
-    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" --require-hashes -r "$WORK/click.txt"
+    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" --require-hashes -r "$WORK/client.txt"
     "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" "$WORK"/wheel/*.whl
 }
 
@@ -60,8 +60,11 @@ trim_program() {
     find "$site" "$CLIENT$CODE_DIR" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
     rm -rf "$site"/pyarrow/{include,src} "$site"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD} \
         "$CLIENT$CODE_DIR"/bin "$CLIENT$CODE_DIR"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
+    # pbr, which sushy needs, names setuptools, and uses it only to build packages.
+    rm -rf "$site"/{setuptools,setuptools-*,pkg_resources,_distutils_hack,distutils-precedence.pth}
     find "$site/pyarrow" "$site/pandas" "$site/scipy" "$site/numpy" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
         -o -name '*.h' -o -name '*.lib' -o -name '*.a' \) -delete
+    find "$CLIENT$CODE_DIR/msgspec" -name '*.pyi' -delete
     find "$FULL$HOME_DIR/bin" -mindepth 1 ! -name 'python*' -delete
     rm -rf "$FULL$HOME_DIR/include" "$FULL$HOME_DIR/lib64"
     printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\nexecutable = %s\n' \

@@ -6,14 +6,14 @@ import contextlib
 import datetime as dt
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from almanac.errors import StoreError
 from almanac.plain_file import parse_json, read_plain
-from telemetry.store.atomic import hand_over, make_inner_folder, write_atomically, writing
+from telemetry.store.atomic import hand_over, make_inner_folder
 
 KEEP_DAYS = 400
 """Older files are removed, so that a year can be looked back on."""
@@ -66,24 +66,6 @@ class JsonLines:
             for path in sorted(self._files(), key=lambda path: (path.name <= newest, path.name)):
                 if path.name >= oldest:
                     yield from _objects(read_plain(path).splitlines())
-
-    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
-        """The number of lines that match. Raises StoreError."""
-        with self._reading():
-            return sum(sum(map(matches, _objects(read_plain(file).splitlines()))) for file in self._files())
-
-    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Remove the lines that match; each file is replaced whole. For a process that keeps writers away.
-
-        Raises StoreError.
-        """
-        with self._reading():
-            for path in self._files():
-                lines = read_plain(path).splitlines(keepends=True)
-                kept = [line for line in lines if not any(map(matches, _objects([line])))]
-                if len(kept) < len(lines):
-                    with writing(path):
-                        write_atomically(path, b"".join(kept), is_handed_over=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob(f"{self.prefix}????-??-??.jsonl"))

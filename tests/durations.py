@@ -18,8 +18,6 @@ LIMIT_S = 0.5
 MOST = 0.08
 """Share of the cases that may be slow: if more take longer than LIMIT_S, the slowest of them are."""
 SPARED_S = 3
-ONLY_SLOW = {"advisor.evaluation.packing"}
-"""Modules that only slow tests use: a replay of two months."""
 PACKAGES = ("almanac", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli")
 
 
@@ -51,7 +49,7 @@ def faults(items: list[pytest.Item]) -> list[str]:
     found = {each for item in items for each in (item.nodeid, function_of(item.nodeid))}
     cases = [item for item in items if not item.get_closest_marker("cluster")]
     quick = [item for item in cases if not item.get_closest_marker("slow")]
-    untested = set().union(*map(modules_of, cases)) - set().union(*map(modules_of, quick)) - ONLY_SLOW
+    untested = set().union(*map(modules_of, cases)) - set().union(*map(modules_of, quick))
     wrong = [f"{name} is no test" for name in sorted(listed() - found)]
     wrong += [f"every test of {name} is slow" for name in sorted(untested)]
     if len(cases) - len(quick) > MOST * len(cases):

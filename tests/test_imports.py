@@ -80,6 +80,6 @@ def missing_names(source: str) -> list[str]:
 def test_the_programs_of_docker_import_what_there_is() -> None:
     programs = [path for path in (ROOT / "docker/bin").iterdir() if path.is_file() and not path.suffix]
     texts = [text for text in map(Path.read_text, programs) if re.match(r"#!.*python", text)]
-    assert len(texts) == 3
+    assert len(texts) == 2
     assert [name for text in texts for name in missing_names(text)] == []
     assert missing_names("from cli.ingest import Job, run") == ["cli.ingest.Job"]

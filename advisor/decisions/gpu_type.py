@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from advisor.waits.view import TypeWait
-from almanac.gpu_type_config import GpuAdvice
+from almanac.submit_config import MAX_WAIT_AGE_S, GpuAdvice
 from almanac.units import format_duration
 
 MEASURED = "own runs"
@@ -55,7 +55,7 @@ class GpuTypeRules:
 
     now_s: int
     min_gain: float = GpuAdvice.min_gain
-    max_age_s: int = GpuAdvice.max_age_s
+    max_age_s: int = MAX_WAIT_AGE_S
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from advisor.decisions.tier import NO_EVIDENCE, PAUSED, decide_tier
 from advisor.memory import bound as memory_bound
 from advisor.memory.bound import bound_of
 from advisor.memory.calibration import Calibration
-from advisor.memory.evidence import Evidence
+from advisor.memory.evidence import PAUSE_S, Evidence
+from advisor.memory.peaks import SPIKE_MARGIN
 from advisor.mig.compute_need import slow_downs
 from almanac.config import Config
 from almanac.records import MemoryBound, MemoryEvidence, Request, TierAdvice, TierReason
@@ -69,8 +70,8 @@ def _usable_mib(tier: TierAdvice, config: Config) -> float:
 
 
 def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config) -> MemoryEvidence:
-    oom, pause_days = evidence.oom, config.advice.pause_days
-    newest = [math.exp(need) / (1 + config.advice.spike_margin) for need in evidence.newest[-NEWEST_SHOWN:]]
+    oom = evidence.oom
+    newest = [math.exp(need) / (1 + SPIKE_MARGIN) for need in evidence.newest[-NEWEST_SHOWN:]]
     return MemoryEvidence(
         scope=evidence.told_scope,
         runs=evidence.runs,
@@ -79,7 +80,7 @@ def _summary(evidence: Evidence, changes_above_mib: float | None, config: Config
         newest_peaks_mib=tuple(newest),
         ran_out_mib=oom.capacity_mib if oom else evidence.censored_mib,
         ran_out_s=oom.end_s if oom else None,
-        paused_until_s=oom.end_s + pause_days * 86_400 if oom and evidence.is_paused(pause_days) else None,
+        paused_until_s=oom.end_s + PAUSE_S if oom and evidence.is_paused() else None,
         changes_above_mib=changes_above_mib,
     )
 

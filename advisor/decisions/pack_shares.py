@@ -8,9 +8,9 @@ The search differs from the printed algorithm, which lowers one side only, in th
 - among the tries that keep the bound below, a model of the measured throughputs chooses (`pack_model`);
 - after three tries in a row without gain, once all ranges are closed, it ends with the best shares.
 
-If every job has one best share whatever the others have (a single peak), the best of all shares is found within
-10 (M - 1) + 3 tries of M jobs, one after the other. On other tables, with concurrent runs, and beside shares that are
-held for long, it is the model's choice, not a bound, that counts.
+If every job has one best share whatever the others have (a single peak), and no two tries tie, the best of all shares
+is found within 10 (M - 1) + 3 tries of M jobs, one after the other. On other tables, with concurrent runs, and beside
+shares that are held for long, it is the model's choice, not a bound, that counts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,10 @@ _OUTSIDE = STEP_PCT
 
 @dataclass(frozen=True)
 class PackedJob:
-    """What the objectives need. left_s: until the deadline; None: no deadline. utilization: of its GPUs, 0 to 1."""
+    """What the objectives need. left_s: until the deadline; None: no deadline."""
 
     remaining_steps: float = 1.0
     left_s: float | None = None
-    utilization: float | None = None
-    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -145,11 +143,6 @@ class ShareSearch:
         return sum(_needed(*ends, at) for ends, at in zip(self.ranges, best, strict=True))
 
 
-def start_search(objective: Objective, jobs: Sequence[PackedJob]) -> ShareSearch:
-    """A search that has tried nothing. Raises ValueError unless there are 2 to 5 jobs."""
-    return ShareSearch(objective, tuple(jobs))
-
-
 def next_shares(search: ShareSearch, held: Mapping[int, int] | None = None) -> Shares:
     """The shares for the next run: what to try, or the best once the search is done; free competition if all failed.
 
@@ -240,28 +233,22 @@ def _lateness(job: PackedJob, time_s: float) -> float:
 
 
 def lowered_first(search: ShareSearch) -> tuple[int, ...]:
-    """The jobs of less priority: the largest job, or all others (mean priority). Needs one measured try.
+    """The jobs of less priority: the first one, or all others (mean priority). Needs one measured try.
 
-    By jct, a job that uses its GPU more; by makespan, one that ends sooner; by deadline, one with more time to spare.
+    By makespan, jobs that end sooner; by deadline, jobs with more time to spare; by jct, the first one: the paper takes
+    the one that uses its GPU more, which no task says.
     """
-    largest = max(range(len(search.jobs)), key=lambda job: (search.jobs[job].gpus, -job))
-    others = tuple(job for job in range(len(search.jobs)) if job != largest)
-    urgency = _priorities(search)
-    if sum(urgency[job] for job in others) / len(others) < urgency[largest]:
-        return others
-    return (largest,)
+    first, *others = _priorities(search)
+    return tuple(range(1, len(search.jobs))) if sum(others) / len(others) < first else (0,)
 
 
 def _priorities(search: ShareSearch) -> list[float]:
-    if search.objective == "jct":
-        return [-(job.utilization or 0.0) for job in search.jobs]
     rates = search.best.steps_per_s if search.best else (None,) * len(search.jobs)
     times = [job.remaining_steps / rate if rate else 0.0 for job, rate in zip(search.jobs, rates, strict=True)]
-    if search.objective == "makespan":
-        return times
-    return [
-        -math.inf if job.left_s is None else time_s - job.left_s for job, time_s in zip(search.jobs, times, strict=True)
-    ]
+    if search.objective == "deadline":
+        late = zip(search.jobs, times, strict=True)
+        return [-math.inf if job.left_s is None else time_s - job.left_s for job, time_s in late]
+    return times if search.objective == "makespan" else [0.0] * len(times)
 
 
 def _openings(search: ShareSearch) -> Iterator[Shares]:

@@ -24,6 +24,8 @@ from almanac.records import PriorityAdvice
 from almanac.submit_config import Priority
 from almanac.units import DAY_S, parse_time_limit
 
+OVERRUN_SHARE = 0.5
+"""Share of a user's newest runs that take over twice their recorded time; from then on a longer time ranks the jobs."""
 DEFAULTS = {"PriorityType": "priority/multifactor", "PriorityMaxAge": "7-0", "PriorityWeightAge": "0"}
 """Of slurm.conf(5) where it is silent; PriorityType has been multifactor since 23.11."""
 
@@ -48,13 +50,13 @@ def decide_priority(
     ranked: Callable[[float], float] = float,
 ) -> PriorityAdvice:
     """gpu_time_s: predicted; cautious_s: the upper end of its interval. overran: the user's newest runs. If at least
-    the share priority.overrun_share of them overran, and on the whole they did too, as many times the predicted
+    the share OVERRUN_SHARE of them overran, and on the whole they did too, as many times the predicted
     GPU-time counts, at most cautious_s.
 
     ranked: gives the GPU-time that ranks the job for the one that counts. quantiles_s: ascending, such GPU-times of the
     site's recent jobs at evenly spaced quantiles, for the words of the advice.
     """
-    is_cautious = overran.share >= priority.overrun_share and overran.times >= TIMES
+    is_cautious = overran.share >= OVERRUN_SHARE and overran.times >= TIMES
     counted_s = max(gpu_time_s, min(cautious_s, gpu_time_s * overran.times)) if is_cautious else gpu_time_s
     rank_s = ranked(counted_s)
     extra = 0

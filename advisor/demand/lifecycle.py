@@ -11,6 +11,7 @@ import numpy as np
 from advisor.demand.features import DAY, STEP_MIN, Floats, Steps, coming, steps_of
 from advisor.demand.forecast import HORIZONS, KEYS, Key, Skill, pinball
 from advisor.demand.versions import TrainedDemand, load_demand, selection_of
+from advisor.lifecycle import MAX_AGE_DAYS
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import AlmanacError
 from almanac.units import DAY_S
@@ -38,8 +39,8 @@ def faults_of_demand(trained: TrainedDemand, node_set: NodeSet, config: Config, 
     age_days = (now_s - trained.trained_s) / DAY_S
     if age_days < -1:
         faults.append(f"trained {-age_days:.0f} days in the future, by a clock that was ahead")
-    if age_days > config.training.max_age_days:
-        faults.append(f"trained {age_days:.0f} days ago, the limit is {config.training.max_age_days}")
+    if age_days > MAX_AGE_DAYS:
+        faults.append(f"trained {age_days:.0f} days ago, the limit is {MAX_AGE_DAYS}")
     if trained.selection != selection_of(node_set):
         faults.append(f"trained for {trained.selection}, and the node set is now {selection_of(node_set)}")
     return faults

@@ -14,7 +14,9 @@ from advisor.demand.forecast import Skill
 from advisor.demand.lifecycle import WINDOW_DAYS, budget_alarms, drift_of_demand, trimmed
 from advisor.demand.model import DemandModel, train_demand
 from advisor.demand.versions import TrainedDemand, demand_versions, save_demand
+from advisor.duration.trees import SEED
 from advisor.evaluation.power_replay import Plant
+from advisor.version_folders import KEEP_VERSIONS
 from almanac.config import Config, NodeSet
 from almanac.errors import AlmanacError, NoModelError
 from almanac.units import DAY_S
@@ -63,7 +65,7 @@ def train_node_set(
     budget = Budget(config.power.wakeups_per_day, config.power.short_min_per_day)
     try:
         model = train_demand(
-            record, budget, seed=config.training.seed, plant=Plant.configured(config.power),
+            record, budget, seed=SEED, plant=Plant.configured(config.power),
             holidays=load_holidays(config.power.holidays),
         )  # fmt: skip
     except ValueError as error:
@@ -72,7 +74,7 @@ def train_node_set(
         ) from error
     since_s = int(record.start.astype("datetime64[s]").astype(np.int64))
     span_s = since_s, since_s + 60 * len(record)
-    version = save_demand(models_dir, node_set, model, now_s, span_s, drift, config.training.keep_versions)
+    version = save_demand(models_dir, node_set, model, now_s, span_s, drift, KEEP_VERSIONS)
     alarms = *drift, *_over_budget(store, node_set, config, now_s)
     return DemandTraining(node_set.name, version, *span_s, alarms, tuple(describe(model)))
 

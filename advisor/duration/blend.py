@@ -104,7 +104,7 @@ def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tu
 
     grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
     if config.predictor == "helios":
-        choices = [Weights(rolling=each) for each in (grid if config.blend < 0 else [config.blend])]
+        choices = [Weights(rolling=each) for each in grid]
         people, queue = (choices[_near_best(losses(is_queue, choices), 1.0)[-1]] for is_queue in (False, True))
         return people, queue
     near = _near_best(losses(True, [Weights(each) for each in grid]), 2.0)
@@ -115,7 +115,7 @@ def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tu
 def unproven(config: Training) -> tuple[Weights, Weights]:
     """For people and for the queue, where there are too few jobs to choose on."""
     if config.predictor == "helios":
-        return (Weights(rolling=max(config.blend, 0.0)),) * 2
+        return (Weights(),) * 2
     return PEOPLE[0], Weights(habit=MAX_HABIT)
 
 

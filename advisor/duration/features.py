@@ -179,12 +179,6 @@ def has_ended(history: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return ended
 
 
-def whole_runs(history: pd.DataFrame) -> pd.DataFrame:
-    """The rows of jobs that have ended, without the parts of requeued and resized ones; end_s is int64."""
-    whole = without_parts(history)
-    return whole[whole["end_s"].notna()].astype({"end_s": "int64"})
-
-
 def without_parts(history: pd.DataFrame) -> pd.DataFrame:
     """The rows that are no part of a requeued or resized job; running jobs among them."""
     return history[~history["state"].fillna("").isin(_PARTS_OF_A_JOB)]

@@ -18,6 +18,8 @@ from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 
 CLASSES = ("same kind", "same user", "new user")
+COVERAGE = 0.8
+"""Share of jobs that end inside the interval of their predicted duration: what the advice calls usual."""
 KNOWN_RUNS = 5
 MIN_RESIDUALS = 30
 """With fewer residuals a class has the interval of all jobs together."""

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit, point, ranking, unproven
 from advisor.duration.features import Features
-from advisor.duration.intervals import conformal_margins, evidence_classes
+from advisor.duration.intervals import COVERAGE, conformal_margins, evidence_classes
 from advisor.duration.rank_scale import ChooseExponent, RankScale, choose_scale, default_exponent
-from advisor.duration.trees import MEAN, MIDDLE, Vocabularies, encode, fit_trees, predict_logs, vocabularies_of
+from advisor.duration.trees import MEAN, MIDDLE, SEED, Vocabularies, encode, fit_trees, predict_logs, vocabularies_of
 from advisor.evaluation.replay import DurationReplay
 from advisor.evaluation.scores import Floats
 from advisor.tree_text import booster
@@ -37,6 +37,8 @@ SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user
 HABIT_COLUMNS = ("clock_decayed", "user_decayed")
 UNSEEN, NEW_UNSEEN, MIN_UNSEEN = 3000, 1000, 30
 """Jobs that a model is judged on: at most in all, at most of one training, and at least."""
+VALIDATION_SHARE = 0.2
+"""Newest share of the jobs that tests the first model; later models are tested on newer jobs."""
 LEARNED = 50_000
 """Jobs that a model learns from, at most: evenly spaced among all, in order of submission."""
 TREES = ("mean", "change", "middle")
@@ -166,9 +168,9 @@ def learned_rows(
     return np.union1d(order, np.flatnonzero(is_said))
 
 
-def split(past: DurationReplay, validation_share: float) -> tuple[DurationReplay, DurationReplay]:
+def split(past: DurationReplay) -> tuple[DurationReplay, DurationReplay]:
     """(jobs that had ended before the newest share of submissions, that share)."""
-    since_s = np.quantile(past.submit_s, 1 - validation_share) if len(past) else 0.0
+    since_s = np.quantile(past.submit_s, 1 - VALIDATION_SHARE) if len(past) else 0.0
     return past.select(past.end_s < since_s), past.select(past.submit_s >= since_s)
 
 
@@ -184,7 +186,7 @@ def fit(
         return None
     newest, parts = _since(past, previous) if previous else (past.select(np.full(len(past), False)), None)
     if parts is None:
-        before, newest = split(past, config.validation_share)
+        before, newest = split(past)
         if len(before) < config.min_jobs // 2 or not len(newest):
             people, queue = unproven(config)
             return Fitted(_fit(past, config, now_s, people, queue), None, before, newest)
@@ -193,7 +195,7 @@ def fit(
     before = past.select(past.end_s < newest.end_s.min())
     people, queue = choose_weights(parts, newest, config)
     point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
-    margins = conformal_margins(point_s, newest, config.coverage)
+    margins = conformal_margins(point_s, newest, COVERAGE)
     scale = choose_scale(newest, ranking(config.predictor, queue, parts), choose_exponent)
     model = dataclasses.replace(_fit(past, config, now_s, people, queue), rank_scale=scale)
     return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
@@ -242,8 +244,7 @@ def _fit(
     nothing = np.zeros(len(past))
     tasks = {"mean": (nothing, MEAN), "change": (log_habit(past.features, habit_s), MEAN), "middle": (nothing, MIDDLE)}
     texts = {
-        name: fit_trees(past, log_from, vocabularies, objective, config.seed)
-        for name, (log_from, objective) in tasks.items()
+        name: fit_trees(past, log_from, vocabularies, objective, SEED) for name, (log_from, objective) in tasks.items()
     }
     return DurationModel(
         predictor=config.predictor,
@@ -253,7 +254,7 @@ def _fit(
         weights=weights,
         rank_weights=rank_weights,
         rank_scale=RankScale(),
-        coverage=config.coverage,
+        coverage=COVERAGE,
         margins={},
         trained_s=int(now_s),
         unseen=(),

@@ -25,6 +25,10 @@ from almanac.config import Rolling
 from almanac.names import is_family
 from almanac.records import DurationCase
 
+DECAY = 0.8
+"""Weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)."""
+MAX_RUNS = 50
+"""Newest matched runs to use: with this decay, older ones weigh less than 0.002% of the newest."""
 MAX_FAMILIES = 400
 """Families remembered per user; the one whose last run is oldest is forgotten first."""
 
@@ -183,7 +187,7 @@ class RollingEstimator:
     def _user(self, name: str) -> _UserPast:
         user = self._users.get(name)
         if user is None:
-            user = self._users[name] = _UserPast(self._config.max_runs)
+            user = self._users[name] = _UserPast(MAX_RUNS)
         return user
 
     def estimate(self, job: Submission) -> Estimate | None:
@@ -194,8 +198,8 @@ class RollingEstimator:
         matched = user.similar(job.name_key, self._config.similarity) if is_family(job.name_key) else []
         if not matched:
             return user.means.estimate(job.gpu_count, "user")
-        durations = user.newest(matched, self._config.max_runs)
-        return Estimate(decayed_mean(durations, self._config.decay), "name", len(durations))
+        durations = user.newest(matched, MAX_RUNS)
+        return Estimate(decayed_mean(durations, DECAY), "name", len(durations))
 
 
 def decayed_mean(newest_first: list[float], decay: float) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from advisor.decisions.gpu_type import GpuTypeRules, decide_type
+from advisor.duration.intervals import COVERAGE
 from advisor.evaluation.type_queue import QueuedJob, TypeQueues, peak_use
 from advisor.speed.gpu_types import learn_types
 from advisor.speed.learning import SpeedTable, learn_speeds
@@ -143,13 +144,13 @@ def _outcome(
     run: SpeedRun | None, key: FamilyKey, used: str, times: Floats, site: _Site, queues: TypeQueues, config: Config
 ) -> TypeOutcome:
     submit_s, start_s = float(times[0]), float(times[1])
-    coverage = config.training.coverage
+    coverage = COVERAGE
     told = family_times(key, site.families[key.user], site.table, coverage=coverage)
     own = next((each for each in told if each.gpu_type == used), None)
     run_s = math.exp(run.log_s) if run is not None and run.log_s == run.log_s else math.nan
     waits = {each.gpu_type: queues.wait_s(each.gpu_type, key.gpu_count, submit_s) for each in told}
     low_s, high_s = own.next_run(coverage) if own else (math.nan, math.nan)
-    rules = GpuTypeRules(int(submit_s), config.gpu_advice.min_gain, config.gpu_advice.max_age_s)
+    rules = GpuTypeRules(int(submit_s), config.gpu_advice.min_gain)
     advice, won_s = _advice(told, waits, used, rules, float(times[4]) if times[4] > 0 else None)
     return TypeOutcome(
         submit_s=int(submit_s),

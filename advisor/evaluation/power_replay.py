@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from advisor.decisions.power import CREDIT_DAYS, Budget, Controller, DemandView, Spent, credit_of
 from advisor.decisions.power_views import HIGHS_SEEN, Views
 from advisor.demand.features import STEP_MIN
-from almanac.power_config import Power
+from almanac.actions_config import Power
 from almanac.units import DAY_S
 from telemetry.nodes.series import NodeSeries
 

@@ -3,59 +3,39 @@
 The paper fits a line to the requested memory (a + b i) and one to the inverse reuse ratio (c + d i), both over all
 iterations so far:
 
-    peak(T) = (a + b T + z sigma) / (c + d T) + workspaces + context
+    peak(T) = (a + b T + z sigma) / (c + d T) + context
 
 The reuse ratio is the memory that the allocator holds per byte requested, so its inverse is requested / held. The paper
-does not give the test of convergence, T, the constant of the CUDA context, or whether z is one- or two-sided: they are
-parameters here, with our choice as the default.
+does not give the test of convergence, T, the constant of the CUDA context, or whether z is one- or two-sided: the
+constants below are our choice.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from advisor.memory.growth import RULES, FamilyPeaks
+from advisor.memory.growth import IN_A_ROW, NEWER_SHARE, USE_SHARE
 
 Z_ONE_SIDED = 2.3263
-"""99% of a normal distribution lie below it; two-sided it would be 2.5758."""
+"""99% of a normal distribution lie below it; two-sided it would be 2.5758. Only a peak above the prediction matters."""
+CONTEXT_MIB = 450.0
+"""Of the CUDA context: about what a process without tensors shows in nvidia-smi on an A100."""
+LEAST_ITERATIONS = 3
+"""Before the first prediction."""
+LEAST_INVERSE = 1.0
+"""The fitted inverse reuse ratio counts as at least this; 1.0 is no reuse at all."""
 
 
-@dataclass(frozen=True)
-class AllocatorRules:
-    """What the paper leaves open.
-
-    z: one-sided, because only a peak above the prediction matters. context_mib: of the CUDA context, about what a
-    process without tensors shows in nvidia-smi on an A100; a job's own first sample is better where it is known.
-    least_iterations: before the first prediction. in_a_row: predictions above the capacity, before a restart.
-    newer_share: of the iterations, that the lines are fitted to; 1.0 is the paper's, 0.5 the guard of an early restart.
-    least_inverse: the fitted inverse reuse ratio counts as at least this, where its line falls to zero or below; 1.0 is
-    no reuse at all.
-    """
-
-    z: float = Z_ONE_SIDED
-    context_mib: float = 450.0
-    least_iterations: int = 3
-    in_a_row: int = 5
-    newer_share: float = 1.0
-    least_inverse: float = 1.0
-
-
-PAPER = AllocatorRules()
-GUARDED = AllocatorRules(newer_share=0.5)
-
-
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One iteration of a job. requested_mib: by its tensors; held_mib: what the allocator took for them, its peak."""
 
     requested_mib: float
     held_mib: float
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """a + b i by least squares. sigma: standard deviation of the residuals, with two degrees of freedom less."""
 
     intercept: float
@@ -76,65 +56,40 @@ def fit_line(start: int, values: Sequence[float]) -> Line:
     return Line(mean - slope * mean_i, slope, math.sqrt(error / (count - 2)) if count > 2 else 0.0)
 
 
-def predicted_peak_mib(
-    iterations: Sequence[Iteration], last: float, workspaces_mib: float = 0.0, rules: AllocatorRules = PAPER
-) -> float | None:
+def predicted_peak_mib(iterations: Sequence[Iteration], last: float, newer_share: float = 1.0) -> float | None:
     """The peak up to iteration `last` (counted from 1); None with too few iterations or an unusable value among them.
 
-    Values that are not finite, a held memory of 0, and a `last` that is over are unusable.
+    Values that are not finite, a held memory of 0, and a `last` that is over are unusable. newer_share: of the
+    iterations, that the lines are fitted to; 1.0 is the paper's.
     """
-    first = round(len(iterations) * (1 - rules.newer_share))
+    first = round(len(iterations) * (1 - newer_share))
     newer = iterations[first:]
-    if len(newer) < max(2, rules.least_iterations) or not (math.isfinite(last) and last >= len(iterations)):
+    if len(newer) < LEAST_ITERATIONS or not (math.isfinite(last) and last >= len(iterations)):
         return None
-    if not all(_is_usable(each) for each in newer):
+    if not all(math.isfinite(value) and value > 0 for each in newer for value in each):
         return None
     requested = fit_line(first + 1, [each.requested_mib for each in newer])
     inverse = fit_line(first + 1, [each.requested_mib / each.held_mib for each in newer])
-    reuse = max(inverse.at(last), rules.least_inverse)
-    return (requested.at(last) + rules.z * requested.sigma) / reuse + workspaces_mib + rules.context_mib
-
-
-def _is_usable(iteration: Iteration) -> bool:
-    values = (iteration.requested_mib, iteration.held_mib)
-    return all(math.isfinite(value) and value > 0 for value in values)
+    return (requested.at(last) + Z_ONE_SIDED * requested.sigma) / max(inverse.at(last), LEAST_INVERSE) + CONTEXT_MIB
 
 
 class AllocatorWatch:
     """Algorithm 1 with the guards of an early restart: observe() each iteration as it ends.
 
-    capacity_mib: None, NaN, or not positive: unknown, and nothing is ever predicted.
+    capacity_mib: None, NaN, or not positive: unknown, and nothing is ever predicted. family_peak_mib: see GrowthWatch.
     """
 
-    def __init__(
-        self,
-        capacity_mib: float | None,
-        workspaces_mib: float = 0.0,
-        rules: AllocatorRules = GUARDED,
-        use_share: float = RULES.use_share,
-    ) -> None:
-        self._capacity_mib, self._workspaces_mib = capacity_mib, workspaces_mib
-        self._rules, self._use_share = rules, use_share
+    def __init__(self, capacity_mib: float | None, family_peak_mib: float | None = None) -> None:
+        self._capacity_mib = capacity_mib if capacity_mib is not None and 0 < capacity_mib < math.inf else math.inf
+        self._family_peak_mib = family_peak_mib
         self._iterations: list[Iteration] = []
-        self._predictions: list[float | None] = []
+        self._row = 0
 
-    def observe(self, iteration: Iteration, last: float | None, family: FamilyPeaks | None = None) -> bool:
-        """Whether to restart now. last: the number of the job's last iteration; None: unknown, nothing is predicted."""
+    def observe(self, iteration: Iteration, last: float | None) -> bool:
+        """Return True to restart now. last: the number of the job's last iteration; None: nothing is predicted."""
         self._iterations.append(iteration)
-        known = last if last is not None else math.nan
-        self._predictions.append(predicted_peak_mib(self._iterations, known, self._workspaces_mib, self._rules))
-        capacity = self._capacity_mib
-        if capacity is None or not outgrows(self._predictions, capacity, self._rules):
-            return False
-        used = max(each.held_mib for each in self._iterations) + self._workspaces_mib + self._rules.context_mib
-        if used < self._use_share * capacity:
-            return False
-        share = len(self._iterations) / known
-        return not (family and family.explains(used, share, capacity, RULES.least_runs))
-
-
-def outgrows(predictions: Sequence[float | None], capacity_mib: float | None, rules: AllocatorRules = GUARDED) -> bool:
-    """Whether in_a_row predictions say that the job does not fit. False where the capacity is unknown."""
-    if capacity_mib is None or not 0 < capacity_mib < math.inf or len(predictions) < rules.in_a_row:
-        return False
-    return all(each is not None and each > capacity_mib for each in predictions[-rules.in_a_row :])
+        peak = predicted_peak_mib(self._iterations, math.nan if last is None else last, NEWER_SHARE)
+        self._row = self._row + 1 if peak is not None and peak > self._capacity_mib else 0
+        used, family = max(each.held_mib for each in self._iterations) + CONTEXT_MIB, self._family_peak_mib
+        is_known = family is not None and used <= family <= self._capacity_mib
+        return self._row >= IN_A_ROW and used >= USE_SHARE * self._capacity_mib and not is_known

@@ -41,7 +41,7 @@ class BoundOutcome:
 
 def bound_of(evidence: Evidence, calibration: Calibration | None, config: AdviceSection) -> BoundOutcome:
     """The bound that this evidence supports."""
-    if evidence.is_paused(config.pause_days):
+    if evidence.is_paused():
         return BoundOutcome(None, PAUSED)
     if evidence.censored_mib is not None:
         return BoundOutcome(None, RAN_OUT)
@@ -50,7 +50,7 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     margins = calibration.of(evidence) if calibration and calibration.risk == config.risk else None
     if margins is None or margins.tier is None:
         return BoundOutcome(None, NOT_CALIBRATED)
-    centre, scale = evidence.centre_and_scale(config.min_relative_spread)
+    centre, scale = evidence.centre_and_scale()
     if margins.tier * scale > math.log(MAX_FACTOR):
         return BoundOutcome(None, TOO_WIDE)
     above = math.inf if margins.bound is None else margins.bound * scale
@@ -71,7 +71,7 @@ def shared_bounds_mib(evidence: Evidence, calibration: Calibration | None, confi
     """By number of jobs on one GPU, the bound of one of them at the risk divided by it; where there is one."""
     if calibration is None or bound_of(evidence, calibration, config).bound is None:
         return {}
-    centre, scale = evidence.centre_and_scale(config.min_relative_spread)
+    centre, scale = evidence.centre_and_scale()
     margins = {jobs: calibration.shared_margin(evidence, jobs) for jobs in range(2, MOST_SHARING + 1)}
     return {
         jobs: math.exp(centre + margin * scale)

@@ -296,7 +296,7 @@ class Calibrator:
         if job.is_array and identity in self._arrays:
             return
         self._arrays.add(identity)
-        centre, scale = evidence.centre_and_scale(self._config.min_relative_spread)
+        centre, scale = evidence.centre_and_scale()
         edge_mib = self._too_small_mib(run.need_mib)
         need = (math.log(run.need_mib) - centre) / scale
         edge = (math.log(edge_mib) - centre) / scale if edge_mib > 0 else -math.inf

@@ -25,6 +25,10 @@ SCRIPT: Final = "script"
 OPEN_EDGES = (5, 20)
 """Evidence is calibrated apart by how many submissions of the family are open: no outcome of these is known."""
 SPREAD_RUNS = 20
+MIN_SPREAD = 0.02
+"""Smallest relative spread of needs: equal peaks of a few runs do not show that the next one is equal."""
+PAUSE_S = 30 * 86_400
+"""Time without advice for a family that ran out of memory on a smaller tier: until then its users have adapted."""
 MIN_TREND_RUNS = 5
 TREND_SHARE = 0.6
 """Share of the variance of log needs that a rising line over time must explain to count as growth."""
@@ -77,10 +81,10 @@ class Evidence:
         """Whether a bound can be laid at all: enough runs, and none of unknown height."""
         return self.runs >= min_runs and self.censored_mib is None
 
-    def is_paused(self, pause_days: int) -> bool:
+    def is_paused(self) -> bool:
         """Whether the family ran out of memory on a smaller tier than before, not long ago."""
         oom = self.oom
-        return oom is not None and oom.is_after_move and self.now_s < oom.end_s + pause_days * 86_400
+        return oom is not None and oom.is_after_move and self.now_s < oom.end_s + PAUSE_S
 
     @cached_property
     def growth(self) -> float:
@@ -112,10 +116,10 @@ class Evidence:
         mean = math.fsum(newest) / number
         return math.sqrt(math.fsum([(value - mean) ** 2 for value in newest]) / (number - 1))
 
-    def centre_and_scale(self, min_relative_spread: float) -> tuple[float, float]:
+    def centre_and_scale(self) -> tuple[float, float]:
         """Logarithm of the highest need, grown since, and the spread of a next one around it: sd sqrt(1 + 1/n)."""
         number = max(min(self.runs, SPREAD_RUNS), 1)
-        scale = max(self.spread, min_relative_spread) * math.sqrt(1 + 1 / number)
+        scale = max(self.spread, MIN_SPREAD) * math.sqrt(1 + 1 / number)
         return math.log(self.least_mib) + self.growth, scale
 
 

@@ -1,77 +1,91 @@
-"""Whether a running job's GPU memory will outgrow its GPU, from samples of used memory alone.
+"""Predict from samples of used GPU memory alone whether a running job outgrows its GPU.
 
 The samples of DCGM or nvidia-smi say what a framework holds, not what it needs: a caching allocator climbs in stairs, a
 preallocating one is flat, evaluation phases come and go. The rule therefore extrapolates the highest use so far, takes
 the least growth that explains it, and restarts a job only after five predictions in a row and above 80% of the
 capacity. Memory that rises in one step is never predicted: nothing announces it.
+
+In pure Python: the wrapper on a compute node has no numpy. benchmarks/mig_restart.py measures the constants.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from advisor.memory.growth_laws import LAWS, Point, fit, plausible
+USE_SHARE = 0.8  # of the capacity, that the highest use must have reached
+NEWER_SHARE = 0.5  # of the run so far, that the fit is on: what a program loads at its start is no growth
+LAW_SHARE = 0.75  # of the run so far, on which the law is chosen as well: a curve shows better on more of it
+IN_A_ROW = 5  # predictions that must all say that the job does not fit
+STEP_SHARE = 0.005  # of the run so far, between two predictions, so that five are not one
+LEAST_ELAPSED_SHARE = 0.15  # of the expected run time; before it, the first tooth of a sawtooth looks like growth
+BLOCKS = 10  # of equal length, whose highest uses are fitted; half of them need samples
+LEAST_SAMPLES = 12  # before the first prediction
+MOST_JUMP_SHARE = 0.6  # of the growth in the fitted part, that one block may have; above it the growth is a step
+FALLEN_SHARE = 0.1  # of the capacity, by which the newest use may be below the highest
+Z = 2.33  # standard errors taken off the fitted growth: one-sided 99%
+LEAST_CHANCE = 0.95  # that the job still runs when the memory would be full
+ALIKE = 1e-6  # squared error, as a share of the squared capacity, below which all laws fit
+LEAST_POINTS = 3  # that a law is fitted to
+MOST_POINTS = 256  # samples kept; with more, neighbors become one, the higher of them
 
-NO_CAPACITY = "the capacity is unknown"
-NO_END = "neither a run time nor a time limit is known"
-TOO_FEW = "too few samples"
-EARLY = "too early in the run"
-FLAT = "no growth"
-ONE_STEP = "the growth is one step"
-FITS = "the growth ends below the capacity"
-ENDS_BEFORE = "the job probably ends before"
-LOW_USE = "the use is too low"
-FELL = "the use has fallen"
-NOT_ENOUGH = "too few predictions in a row"
-FAMILY = "earlier runs of the same family held as much"
-OUTGROWS = "the job outgrows its memory"
+Series = Sequence[tuple[float, float]]
+"""Shares of the run so far, and MiB."""
+Law = tuple[Callable[[float], float], Callable[[float], float]]
+"""Growth by the time as a share of the run so far, increasing, and its inverse."""
 
 
-@dataclass(frozen=True)
-class GrowthRules:
-    """The guards of an early restart. The first four are the issue's; benchmarks/mig_restart.py measures them all.
+def _logarithmic(scale: float) -> Law:
+    return (
+        lambda share: math.log1p(share / scale),
+        lambda level: scale * math.expm1(level) if level < 50 else math.inf,
+    )
 
-    use_share: of the capacity, that the highest use must have reached.
-    newer_share: of the run so far, that the fit is on: what a program loads at its start is no growth.
-    law_share: of the run so far, on which the law of growth is chosen as well: a curve shows better on more of it.
-    in_a_row: predictions that must all say that the job does not fit.
-    least_runs: completed runs that make a family's peak count.
-    step_share: two predictions are at least this share of the run so far apart, so that five are not one.
-    least_elapsed_share: of the expected run time; before it, the first tooth of a sawtooth looks like growth.
-    blocks: of equal length, whose highest uses are fitted; least_samples: below that, nothing is predicted.
-    most_jump_share: of the growth in the fitted part, that one block may have; above it the growth is a step.
-    fallen_share: of the capacity, by which the newest use may be below the highest.
-    z: standard errors taken off the fitted growth (2.33: one-sided 99%).
-    doubt: a slower law of growth is believed while its squared error is at most this many times the best one's.
-    least_chance: that the job still runs when the memory would be full.
+
+def _saturating(scale: float) -> Law:
+    return (
+        lambda share: -math.expm1(-share / scale),
+        lambda level: -scale * math.log1p(-level) if level < 1 else math.inf,
+    )
+
+
+LAWS: tuple[Law, ...] = (
+    (lambda share: share, lambda level: level),
+    *(_logarithmic(scale) for scale in (0.02, 0.1, 0.3, 1.0)),
+    *(_saturating(scale) for scale in (0.1, 0.15, 0.2, 0.28, 0.4, 0.55, 0.75, 1.0, 1.5, 2.5)),
+)
+
+
+def fit(law: Law, series: Series, z: float) -> tuple[float, float]:
+    """Fit used memory to law(time) by least squares. Returns the squared error, and the slope less z standard errors.
+
+    Needs three points.
     """
-
-    use_share: float = 0.8
-    newer_share: float = 0.5
-    law_share: float = 0.75
-    in_a_row: int = 5
-    least_runs: int = 5
-    step_share: float = 0.005
-    least_elapsed_share: float = 0.15
-    blocks: int = 10
-    least_samples: int = 12
-    most_jump_share: float = 0.6
-    fallen_share: float = 0.1
-    z: float = 2.33
-    doubt: float = 1.0
-    least_chance: float = 0.95
+    points = [(law[0](share), mib) for share, mib in series]
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    error = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    return error, slope - z * math.sqrt(error / (len(points) - 2) / spread)
 
 
-RULES = GrowthRules()
-ALIKE = 1e-6
-"""Squared error, as a share of the squared capacity, below which all laws fit."""
-LEAST_POINTS = 3
-"""A law is fitted to so many at least."""
-MOST_POINTS = 256
-"""Samples kept; with more, neighbors become one, the higher of them."""
+def full_share(series: Sequence[Series], room_mib: float, floor: float) -> float:
+    """When room_mib more is used, as a share of the run so far; infinite where it never is.
+
+    By the slowest law whose squared error is the least, or below floor, on any of the series; its slope is that of the
+    first one.
+    """
+    full = 0.0
+    for each in series:
+        errors = [fit(law, each, 0.0)[0] for law in LAWS]
+        for law, error in zip(LAWS, errors, strict=True):
+            if error <= min(errors) + floor:
+                grown, reached = law
+                slope = fit(law, series[0], Z)[1]
+                full = max(full, reached(grown(1.0) + room_mib / slope) if slope > 0 else math.inf)
+    return full
 
 
 @dataclass(frozen=True)
@@ -102,83 +116,57 @@ class RunTime:
             return 0.0 if limit == math.inf else max(0.0, (limit - time_s) / (limit - now_s))
         if self.spread <= 0:
             return 1.0 if time_s <= predicted else 0.0
-        past = [_tail(math.log(max(at, 1e-9) / predicted) / self.spread) for at in (time_s, now_s)]
-        return past[0] / past[1] if past[1] > 0 else 0.0
-
-
-def _tail(z: float) -> float:
-    return math.erfc(z / math.sqrt(2)) / 2
+        tails = [math.erfc(math.log(max(at, 1e-9) / predicted) / self.spread / 2**0.5) for at in (time_s, now_s)]
+        return tails[0] / tails[1] if tails[1] > 0 else 0.0
 
 
 @dataclass(frozen=True)
-class FamilyPeaks:
-    """Memory of the family's completed runs. peak_mib: their highest, or the bound published for them.
+class Point:
+    """Neighboring samples: the time of the newest, their highest, their mean, and how many they are."""
 
-    so_far: (share of the expected run time, highest use of a completed run up to there), increasing; may be empty.
-    """
+    time_s: float
+    highest_mib: float
+    mean_mib: float
+    samples: int
 
-    runs: int
-    peak_mib: float
-    so_far: tuple[tuple[float, float], ...] = ()
-
-    def explains(self, used_mib: float, share: float, capacity_mib: float, least_runs: int) -> bool:
-        """Whether runs that fitted had used as much by this point: growth like theirs is no reason to restart."""
-        if self.runs < least_runs or not self.peak_mib <= capacity_mib:
-            return False
-        reached = [mib for at, mib in self.so_far if at <= share]
-        return used_mib <= (reached[-1] if reached else self.peak_mib)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """A prediction: whether the job outgrows its memory, when (s since its start, None: not), and why."""
-
-    outgrows: bool
-    reason: str
-    full_s: float | None = None
-
-
-def _means(blocks: Sequence[Point], now_s: float) -> list[tuple[float, float]]:
-    return [(block.time_s / now_s, block.mean_mib) for block in blocks]
+    def joined(self, after: Point) -> Point:
+        samples = self.samples + after.samples
+        mean = (self.mean_mib * self.samples + after.mean_mib * after.samples) / samples
+        return Point(after.time_s, max(self.highest_mib, after.highest_mib), mean, samples)
 
 
 class GrowthWatch:
     """The samples of one run: observe() each of them, in order, as it comes.
 
     capacity_mib: of the GPU or slice; None, NaN, or not positive: unknown, and nothing is ever predicted.
+    family_peak_mib: of completed runs of the family; growth up to it is no reason to restart, if it fits.
     """
 
-    def __init__(
-        self,
-        capacity_mib: float | None,
-        run_time: RunTime,
-        family: FamilyPeaks | None = None,
-        rules: GrowthRules = RULES,
-    ) -> None:
+    def __init__(self, capacity_mib: float | None, run_time: RunTime, family_peak_mib: float | None = None) -> None:
         self._capacity_mib = capacity_mib if capacity_mib is not None and 0 < capacity_mib < math.inf else None
-        self._run_time, self._family, self._rules = run_time, family, rules
+        self._run_time, self._family_peak_mib = run_time, family_peak_mib
         self._points: list[Point] = []
         self._stride = 1
         self._newest_s, self._predicted_s = -1.0, -math.inf
         self._row = 0
-        self._outlook = Outlook(False, TOO_FEW)
+        self._full_s: float | None = None
 
-    def observe(self, time_s: float, used_mib: float | None) -> Outlook:
-        """Note the use at a time, s since the start, and say whether to restart now.
+    def observe(self, time_s: float, used_mib: float | None) -> float | None:
+        """Note the use at a time, s since the start. Returns when the memory is full, if the job is to restart now.
 
         A sample that is missing, not finite, negative, or not later than the one before changes nothing.
         """
         is_finite = used_mib is not None and math.isfinite(used_mib) and math.isfinite(time_s)
         if not is_finite or used_mib is None or used_mib < 0 or time_s <= self._newest_s:
-            return self._outlook
+            return self._full_s
         self._newest_s = time_s
         self._note(time_s, used_mib)
-        if time_s - self._predicted_s >= self._rules.step_share * time_s:
+        if time_s - self._predicted_s >= STEP_SHARE * time_s:
             self._predicted_s = time_s
-            prediction = self._predict(time_s)
-            self._row = self._row + 1 if prediction.outgrows else 0
-            self._outlook = self._guarded(prediction, time_s, used_mib)
-        return self._outlook
+            full_s = self._predict(time_s)
+            self._row = 0 if full_s is None else self._row + 1
+            self._full_s = full_s if full_s is not None and self._may_restart(time_s, used_mib) else None
+        return self._full_s
 
     def _note(self, time_s: float, used_mib: float) -> None:
         """Join every _stride samples to one point; past MOST_POINTS, each two points to one."""
@@ -193,39 +181,23 @@ class GrowthWatch:
             self._points = [before.joined(after) for before, after in pairs] + rest
             self._stride *= 2
 
-    def _predict(self, now_s: float) -> Outlook:
-        """Without the guards that look at the present use."""
-        capacity, rules = self._capacity_mib, self._rules
-        if capacity is None:
-            return Outlook(False, NO_CAPACITY)
-        if self._run_time.end_s is None:
-            return Outlook(False, NO_END)
-        if len(self._points) < rules.least_samples:
-            return Outlook(False, TOO_FEW)
-        blocks = self._blocks(now_s, rules.newer_share)
-        if len(blocks) < max(LEAST_POINTS, rules.blocks // 2):
-            return Outlook(False, TOO_FEW)
-        peaks = self._peaks(blocks)
+    def _predict(self, now_s: float) -> float | None:
+        """When the memory is full, in s since the start, if the job outgrows it; without a look at the present use."""
+        if self._capacity_mib is None or self._run_time.end_s is None or len(self._points) < LEAST_SAMPLES:
+            return None
+        newer, longer = (self._blocks(now_s, share) for share in (NEWER_SHARE, LAW_SHARE))
+        if len(newer) < BLOCKS // 2:
+            return None
+        before = self._points[: round(len(self._points) * (1 - NEWER_SHARE))]
+        start_mib = max((point.highest_mib for point in before), default=0.0)
+        peaks = list(accumulate((block.highest_mib for block in newer), max, initial=start_mib))[1:]
         rises = [after - before for before, after in pairwise(peaks)]
-        if sum(rises) <= 0:
-            return Outlook(False, FLAT)
-        if max(rises) > rules.most_jump_share * sum(rises):
-            return Outlook(False, ONE_STEP)
-        full_s = now_s * self._full_share(now_s, capacity - peaks[-1])
-        if full_s == math.inf:
-            return Outlook(False, FITS)
-        if self._run_time.chance_of_reaching(full_s, now_s) < rules.least_chance:
-            return Outlook(False, ENDS_BEFORE, full_s)
-        return Outlook(True, OUTGROWS, full_s)
-
-    def _full_share(self, now_s: float, room_mib: float) -> float:
-        """When the memory is full, as a share of the run so far: by the slowest law that may hold."""
-        rules, floor = self._rules, ALIKE * (self._capacity_mib or 0.0) ** 2
-        newer, longer = (_means(self._blocks(now_s, share), now_s) for share in (rules.newer_share, rules.law_share))
-        if len(longer) < LEAST_POINTS:  # after a long gap in the samples
-            longer = newer
-        laws = {*plausible(newer, rules.doubt, floor), *plausible(longer, rules.doubt, floor)}
-        return max(fit(LAWS[law], newer, rules.z).full_share(room_mib) for law in laws)
+        if sum(rises) <= 0 or max(rises) > MOST_JUMP_SHARE * sum(rises):
+            return None
+        both = [newer, longer if len(longer) >= LEAST_POINTS else newer]  # after a long gap in the samples
+        series = [[(block.time_s / now_s, block.mean_mib) for block in blocks] for blocks in both]
+        full_s = now_s * full_share(series, self._capacity_mib - peaks[-1], ALIKE * self._capacity_mib**2)
+        return full_s if self._run_time.chance_of_reaching(full_s, now_s) >= LEAST_CHANCE else None
 
     def _blocks(self, now_s: float, share: float) -> list[Point]:
         """This newest share of the samples in blocks of equal length; a block without samples is left out."""
@@ -233,30 +205,17 @@ class GrowthWatch:
         start_s, length_s = newer[0].time_s, now_s - newer[0].time_s
         blocks: dict[int, Point] = {}
         for point in newer:
-            index = min(int((point.time_s - start_s) / length_s * self._rules.blocks), self._rules.blocks - 1)
+            index = min(int((point.time_s - start_s) / length_s * BLOCKS), BLOCKS - 1)
             blocks[index] = blocks[index].joined(point) if index in blocks else point
         return list(blocks.values())
 
-    def _peaks(self, blocks: Sequence[Point]) -> list[float]:
-        """The highest use so far at the end of each block."""
-        before = self._points[: round(len(self._points) * (1 - self._rules.newer_share))]
-        peak = max((point.highest_mib for point in before), default=0.0)
-        return list(accumulate((block.highest_mib for block in blocks), max, initial=peak))[1:]
-
-    def _guarded(self, prediction: Outlook, now_s: float, used_mib: float) -> Outlook:
-        capacity, end_s, rules = self._capacity_mib, self._run_time.end_s, self._rules
-        if not prediction.outgrows or capacity is None or end_s is None:
-            return prediction
+    def _may_restart(self, now_s: float, used_mib: float) -> bool:
+        capacity, end_s, family = self._capacity_mib or 0.0, self._run_time.end_s or 0.0, self._family_peak_mib
         highest = max(point.highest_mib for point in self._points)
-        reason: str | None = None
-        if now_s < rules.least_elapsed_share * end_s:
-            reason = EARLY
-        elif highest < rules.use_share * capacity:
-            reason = LOW_USE
-        elif highest - used_mib > rules.fallen_share * capacity:
-            reason = FELL
-        elif self._row < rules.in_a_row:
-            reason = NOT_ENOUGH
-        elif self._family and self._family.explains(highest, now_s / end_s, capacity, rules.least_runs):
-            reason = FAMILY
-        return Outlook(False, reason, prediction.full_s) if reason else prediction
+        return (
+            now_s >= LEAST_ELAPSED_SHARE * end_s
+            and highest >= USE_SHARE * capacity
+            and highest - used_mib <= FALLEN_SHARE * capacity
+            and self._row >= IN_A_ROW
+            and not (family is not None and highest <= family <= capacity)
+        )

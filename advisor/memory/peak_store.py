@@ -14,13 +14,15 @@ import pandas as pd
 
 from advisor.duration.features import Submission, submissions, sweep
 from advisor.memory.evidence import FAMILY, SIMILAR, Evidence, Oom
-from advisor.memory.peaks import MAYBE_PREALLOCATED, PACKED, PREALLOCATED, Run, runs_of
+from advisor.memory.peaks import FAILED_SHARE, MAYBE_PREALLOCATED, PACKED, PREALLOCATED, Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
 from almanac.names import is_family
 
 RETRY_S = 14 * 86_400
+MAX_RUNS = 60
+"""Newest runs that show growth: older ones say little of the next."""
 
 
 class PeakStore:
@@ -77,7 +79,7 @@ class PeakStore:
             return None
         if failed is None or run.submit_s < failed.end_s or run.end_s - failed.end_s > RETRY_S:
             return None
-        if not failed.capacity_mib < run.capacity_mib or run.need_mib < failed.capacity_mib * self._config.failed_share:
+        if not failed.capacity_mib < run.capacity_mib or run.need_mib < failed.capacity_mib * FAILED_SHARE:
             return None
         return failed.capacity_mib
 
@@ -152,7 +154,7 @@ class PeakStore:
 
     def _fields(self, runs: Sequence[Run]) -> dict[str, Any]:
         known = [run for run in runs if run.is_known]
-        newest = known[-self._config.max_runs :]
+        newest = known[-MAX_RUNS:]
         cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
         shown_mib = max((run.need_mib for run in known if not run.is_censored), default=0.0)
         return {

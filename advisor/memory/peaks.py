@@ -38,6 +38,12 @@ PACKED = "packed"
 """Its figures are those of several tasks on each GPU (almanac-pack)."""
 ENDED_EARLY = "ended early"
 """Before its framework had reserved the memory that the family's other runs reserve."""
+SPIKE_MARGIN = 0.02
+"""Share by which the true peak may exceed the highest sample: allocators grow in small steps."""
+CENSORED_SHARE = 0.97
+"""Share of the capacity above which a peak may be cut off: the driver and contexts hold the rest."""
+FAILED_SHARE = 0.9
+"""The same for a failed job: the request that did not fit was never sampled."""
 CLEARLY_LOWER = 0.05
 """Of the capacity, by which a peak must be below a reservation to show that a run reserved nothing."""
 VARIED_RUNS = 3
@@ -185,7 +191,7 @@ class _Use:
             verdict = record.verdict if record.verdict != OK else ""
             why_not = why_not or (PREALLOCATED if is_flat else verdict or NO_TELEMETRY)
             if not is_measured and not is_flat and record.evidence != "none" and peak_mib != 0:
-                least_mib = float(np.fmax(peak_mib, record.highest_mib)) * (1 + config.spike_margin)
+                least_mib = float(np.fmax(peak_mib, record.highest_mib)) * (1 + SPIKE_MARGIN)
                 return Run(math.nan, least_mib, False, False, is_failed, capacity_mib, *times, MAYBE_PREALLOCATED)
             return Run(math.nan, math.nan, False, False, is_failed, capacity_mib, *times, why_not)
         return _measured(peak_mib, capacity_mib, is_failed, is_flat, times, config)
@@ -228,7 +234,7 @@ class _Use:
         is_flat, is_short = record.evidence in ("preallocated", "unclear"), record.verdict == SHORT
         if is_flat and self.shows_use and (is_failed or not self._is_again(record.highest_mib / capacity_mib)):
             return True
-        is_near = record.highest_mib >= config.failed_share * capacity_mib
+        is_near = record.highest_mib >= FAILED_SHARE * capacity_mib
         return (is_flat or is_short) and is_failed and is_near and (self.shows_use or self.flat_frac is None)
 
     def _is_again(self, share: float) -> bool:
@@ -238,9 +244,9 @@ class _Use:
 def _measured(
     peak_mib: float, capacity_mib: float, is_failed: bool, is_flat: bool, times: tuple[int, int], config: AdviceSection
 ) -> Run:
-    share = config.failed_share if is_failed else config.censored_share
+    share = FAILED_SHARE if is_failed else CENSORED_SHARE
     is_censored = peak_mib >= share * capacity_mib
-    need_mib = peak_mib * (1 + config.spike_margin)
+    need_mib = peak_mib * (1 + SPIKE_MARGIN)
     if is_censored:
         need_mib = max(need_mib, capacity_mib)
     why_not = SIZELESS if capacity_mib == math.inf else FAILED_EARLY if is_failed and not is_censored else ""

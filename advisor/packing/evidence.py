@@ -39,10 +39,7 @@ def rules_of(config: Config) -> PackingRules:
     return PackingRules(
         risk=advice.risk,
         headroom_mib=advice.headroom_mib,
-        context_mib=packing.context_mib,
         min_gain=packing.min_gain,
-        min_runs=packing.min_runs,
-        min_coverage=packing.min_coverage,
     )
 
 

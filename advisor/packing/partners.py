@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -110,43 +109,6 @@ def _of_group(group: Sequence[PackingFamily], rules: PackingRules) -> list[_Cand
     pairs = {(min(one, other), max(one, other)) for one, row in enumerate(best.tolist()) for other in row}
     found = [_Candidate(float(gains[pair]), (group[pair[0]], group[pair[1]])) for pair in sorted(pairs)]
     return [each for each in found if each.low >= rules.min_gain - _EQUAL]
-
-
-@dataclass(frozen=True)
-class PendingGroup:
-    """Pending jobs that could share: `gpus` groups of the advice's members, each on the GPUs of one job."""
-
-    advice: PackingAdvice
-    gpus: int
-
-    @property
-    def jobs(self) -> int:
-        return self.gpus * self.advice.tasks
-
-
-def pack_pending(
-    pending: Iterable[FamilyKey], families: Iterable[PackingFamily], rules: PackingRules
-) -> list[PendingGroup]:
-    """Which pending jobs of the same user could share GPUs, what promises the most work first.
-
-    No command of almanac calls it: it is for operators' own tools. pending: of each pending job its family, also of
-    families that are not known.
-    """
-    left = Counter(pending)
-    found: list[_Candidate] = []
-    for own in _by_user(each for each in families if left[each.key]).values():
-        alone = [packing_alone(family, rules) for family in own]
-        found += [_Candidate(_low(advice), advice.members) for advice in alone if advice.is_advised]
-        found += _promising(alone)
-    groups = []
-    for _, members in sorted(found, key=lambda each: (-each.low, [member.key for member in each.members])):
-        needed = Counter(member.key for member in members)
-        gpus = min(left[key] // number for key, number in needed.items())
-        advice = decide_packing(members, rules) if gpus else None
-        if advice and advice.is_advised:
-            groups.append(PendingGroup(advice, gpus))
-            left.subtract({key: gpus * number for key, number in needed.items()})
-    return groups
 
 
 def _by_user(families: Iterable[PackingFamily]) -> dict[str, list[PackingFamily]]:

@@ -67,7 +67,7 @@ def learn_durations(
     rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
     past = replay_durations(known, config.rolling, rows)
     fitted = fit(past, config.training, now_s, model, choose_exponent)
-    before, newest = (fitted.before, fitted.newest) if fitted else split(past, config.training.validation_share)
+    before, newest = (fitted.before, fitted.newest) if fitted else split(past)
     return LearnedDurations(
         jobs=len(ended),
         since_s=int(ended["submit_s"].min()) if len(ended) else None,

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from advisor.duration.features import submission_of
+from advisor.duration.intervals import COVERAGE
 from advisor.speed.gpu_types import learn_types
 from advisor.speed.learning import SpeedTable, learn_speeds
 from advisor.speed.runs import FamilyKey, FamilyRuns, families_of, load_speed_runs, runs_of
@@ -53,7 +54,7 @@ def request_times(
         need_mib = bound.bound_mib if bound.bound_mib is not None else bound.tier_mib
     fit = MemoryFit(need_mib, float(config.advice.headroom_mib))
     key = FamilyKey(job.user, job.name_key, job.gpu_count)
-    return family_times(key, families, table, fit, config.training.coverage)
+    return family_times(key, families, table, fit, COVERAGE)
 
 
 def stored_times(

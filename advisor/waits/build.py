@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from advisor.waits.remaining import left_span, run_span
 from advisor.waits.view import PoolNode, QueueView, RunningJob, WaitingJob
-from almanac.gpu_type_config import GpuType
 from almanac.gpu_types import asked_types
 from almanac.mig import compute_slices
 from almanac.records import Duration
+from almanac.submit_config import GpuType
 from almanac.tres import parse_gpus
 from telemetry.slurm.backend import Node
 from telemetry.slurm.queue_snapshot import LiveGpuJob

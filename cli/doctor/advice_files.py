@@ -15,6 +15,7 @@ from almanac.submit_config import SITE
 from almanac.units import format_count, format_duration, format_gib, printable
 from cli.app import App
 from cli.doctor.findings import Check
+from slurm_hooks.advice.file import LIFETIME_S
 
 if TYPE_CHECKING:
     from slurm_hooks.advice.file import AdviceFile
@@ -121,7 +122,7 @@ def _check_waiting(app: App, root: Path) -> Iterator[Check]:
     placed = shown_path(root, SITE)
     since_s = app.now_s() - max(written, default=app.now_s())
     if written and since_s > _WAIT_S and (not placed.exists() or placed.stat().st_mtime < int(max(written))):
-        todo = "enable almanac-distribute.timer, or run `almanac-distribute` as root after each `almanac publish`"
+        todo = "add the task distribute for root, or run `almanac-distribute` as root after each `almanac publish`"
         said = f"advice of {format_duration(since_s)} ago waits to be distributed: users and Slurm have older files"
         yield Check(NAME, "warn", said, todo)
 
@@ -192,8 +193,8 @@ def _check_whole(app: App, known: Sequence[AdviceFile]) -> Iterator[Check]:
         yield Check(NAME, "warn", "no file is usable", "run `almanac publish` on a timer")
         return
     age_s = max(0, app.now_s() - max(file.written_s for file in known))
-    is_late = age_s > app.config.hooks.lifetime_hours * 3600 / 2
-    todo = "check almanac-publish.timer and almanac-distribute.timer" if is_late else ""
+    is_late = age_s > LIFETIME_S / 2
+    todo = "check the tasks publish and distribute with `almanac run --list`" if is_late else ""
     said = f"{format_count(len(known))} files, the newest written {format_duration(age_s)} ago"
     yield Check(NAME, "warn" if is_late else "ok", said, todo)
     modes, wanted = sorted({file.mode for file in known}), app.config.priority.mode

@@ -56,12 +56,10 @@ def _check_runs(name: str, use: NodeUse | None, now_s: int) -> Check:
 
     name = f"power runs of {name}"
     if use is None or use.newest is None:
-        return Check(
-            name, "warn", f"none in the last {WINDOW_DAYS} days", "enable almanac-power.timer on the controller"
-        )
+        return Check(name, "warn", f"none in the last {WINDOW_DAYS} days", "add the task power on the controller")
     age_s = max(0, now_s - use.newest.time_s)
     said = f"nodes counted {format_duration(age_s)} ago"
-    return Check(name, "warn", said, "check why the timer stopped") if age_s > LATE_S else Check(name, "ok", said)
+    return Check(name, "warn", said, "see `almanac run --list`") if age_s > LATE_S else Check(name, "ok", said)
 
 
 def _check_removed(app: App, store: ClusterStore) -> Iterator[Check]:

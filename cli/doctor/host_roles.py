@@ -21,7 +21,7 @@ from cli.doctor.findings import Check, Probe, run_probes
 from cli.doctor.priority import check_priority
 from cli.doctor.trust import check_trust
 
-COPY = "check almanac-copy.timer (journalctl -u almanac-copy), and almanac-publish.timer on almanac's host"
+COPY = "check almanac-copy.timer (journalctl -u almanac-copy), and `almanac run --list` on almanac's host"
 
 
 def check_configuration(app: App) -> Iterator[Check]:

@@ -9,6 +9,7 @@ import click
 
 from almanac.config_file import find_config
 from almanac.hardware import gpu_models
+from almanac.removed_keys import said_of
 from almanac.units import format_duration, printable
 from cli.app import App, has_libraries
 from cli.doctor.advice_files import check_advice_files
@@ -27,6 +28,7 @@ from cli.doctor.placement import check_placement
 from cli.doctor.power import check_power
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
+from cli.doctor.tasks import check_tasks
 from cli.doctor.trust import check_trust
 from cli.output import json_text
 
@@ -87,6 +89,8 @@ def check_config(app: App) -> Iterator[Check]:
     path = find_config(app.config_path)
     tiers = app.config.tiers
     yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
+    if removed := app.config.removed:
+        yield Check("configuration", "warn", f"no longer read: {said_of(removed)}", "remove these keys")
     yield from check_trust(app)
     if not tiers:
         yield Check(
@@ -142,13 +146,9 @@ def check_bindings(app: App) -> Iterator[Check]:
     if bindings.prolog_dir and not Path(bindings.prolog_dir).is_dir():
         todo = "install slurm_hooks/prolog/almanac-gpus.sh as a Slurm Prolog, or clear bindings.prolog_dir"
         yield Check("GPU bindings", "warn", f"{bindings.prolog_dir} is not a folder", todo)
-    elif not (bindings.prolog_dir or bindings.use_labels or bindings.use_squeue):
-        todo = "set bindings.use_labels, bindings.use_squeue, or bindings.prolog_dir"
-        yield Check("GPU bindings", "warn", "every source is off: jobs on shared nodes have no metrics", todo)
     else:
-        on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir),
-                                      ("squeue", bindings.use_squeue)) if used]  # fmt: skip
-        yield Check("GPU bindings", "ok", f"from {', '.join(on)}")
+        on = [name for name, used in (("exporter label", bindings.use_labels), ("prolog", bindings.prolog_dir)) if used]
+        yield Check("GPU bindings", "ok", f"from {', '.join([*on, 'squeue'])}")
 
 
 def check_models(app: App) -> Iterator[Check]:
@@ -191,6 +191,7 @@ PROBES: dict[str, Probe] = {
     "GPU bindings": check_bindings,
     "models": check_models,
     "services": check_services,
+    "tasks": check_tasks,
     "MIG slices": check_slices,
     "GPU sharing": check_sharing,
     "priority": check_priority,

@@ -12,7 +12,7 @@ from cli.app import App
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
-    from almanac.placement_config import Placement
+    from almanac.actions_config import Placement
     from telemetry.slurm.placement_queue import QueueNode
 
 NAME = "placement"

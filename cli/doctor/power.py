@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from almanac.config import Config
-from almanac.errors import AlmanacError, ConfigError
+from almanac.errors import ConfigError
 from cli.app import App
 from cli.doctor.findings import Check
 
 if TYPE_CHECKING:
-    from slurm_hooks.power.bmc_file import BmcFile
     from slurm_hooks.power.settings import PowerSettings
     from telemetry.slurm.backend import Node
 
@@ -48,10 +46,10 @@ def check_power(app: App) -> Iterator[Check]:
     """Yields nothing without node sets, or with power.mode = "off"."""
     if app.config.power.mode == "off" or not app.config.node_sets:
         return
-    from slurm_hooks.power.settings import read_settings
+    from slurm_hooks.power.settings import read_settings, values_of
 
     backend = app.backend
-    values = _values(backend.configuration())
+    values = values_of(backend.configuration())
     hosts = {re.split(r"[(:]", part)[0] for key, part in values.items() if key.startswith("SlurmctldHost")}
     seen = Seen(
         app.config, values, read_settings(backend), backend.nodes(), socket.gethostname().split(".")[0] in hosts
@@ -173,14 +171,16 @@ def _bmc_file(seen: Seen) -> Iterator[Check]:
     slurm_user = re.fullmatch(r"[^(]+\(([0-9]+)\)", seen.values.get("SlurmUser", ""))
     if not seen.is_controller or not named & set(OURS) or slurm_user is None:
         return
+    from slurm_hooks.power.bmc_file import open_bmc_file, read_bmc_file
+
     path, owner = Path(seen.config.power.bmc_file), int(slurm_user[1])
     if os.geteuid() not in (0, owner):
         return
     try:
-        file = _read_bmc_file(path, owner)
-    except (AlmanacError, OSError) as error:
-        todo = getattr(error, "hint", "") or f"make it SlurmUser's, mode 0600: {HOW}"
-        yield _fail(str(error), todo)
+        with os.fdopen(open_bmc_file(path, owner, os.O_RDONLY)) as opened:
+            file = read_bmc_file(path, opened.fileno())
+    except ConfigError as error:
+        yield _fail(str(error), error.hint)
         return
     wanted = {node for members in seen.sets().values() for node in members}
     if missing := sorted(wanted - set(file.by_node)):
@@ -192,29 +192,6 @@ def _bmc_file(seen: Seen) -> Iterator[Check]:
             f"({needed_s:g} s): Slurm could wake a node that is still shutting down",
             f"set SuspendTimeout={needed_s:.0f} in slurm.conf, or lower soft_s",
         )
-
-
-def _read_bmc_file(path: Path, owner: int) -> BmcFile:
-    """Raises ConfigError or OSError."""
-    from slurm_hooks.power.bmc_file import read_bmc_file
-
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != owner or stat.S_IMODE(info.st_mode) != 0o600:
-            seen = f"uid {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}"
-            raise ConfigError(
-                f"{path}: {seen}, expected a file of SlurmUser (uid {owner}), mode 0600",
-                f"chown {owner} {path}; chmod 600 {path}; check who wrote it",
-            )
-        return read_bmc_file(path, handle)
-    finally:
-        os.close(handle)
-
-
-def _values(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {key.strip(): value.strip().replace("(null)", "") for key, equals, value in pairs if equals}
 
 
 def _some(names: Sequence[str]) -> str:

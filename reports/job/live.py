@@ -28,7 +28,7 @@ Show = Callable[[str], AbstractContextManager[Advance]]
 _RETRIES = 1
 """Retries of a failed query: somebody waits for the answer."""
 _CHUNK_MINUTES = 1440
-"""A query reads few hosts here, so it can read more hours; above prometheus.max_samples it reads fewer."""
+"""A query reads few hosts here, so it can read more hours; above max_samples it reads fewer."""
 
 
 def live_contexts(
@@ -46,7 +46,6 @@ def live_contexts(
     """
     if not jobs:
         return []
-    config = replace(config, bindings=replace(config.bindings, use_squeue=True))
     with tempfile.TemporaryDirectory(prefix="almanac-running-") as folder:
         limits = {"memory_limit_mib": config.store.memory_limit_mib, "threads": config.store.threads}
         store = Store.create(Path(folder) / "store", **limits).of(jobs[0].cluster or "local")

@@ -48,7 +48,7 @@ def choices_of(config: Config) -> SiteChoices:
 
 
 def _values(job: JobRow, cluster: str) -> Mapping[str, str]:
-    """The placeholders of almanac.link_config that are known of a job, URL-encoded: a user chooses some of them."""
+    """The placeholders of almanac.config that are known of a job, URL-encoded: a user chooses some of them."""
     known = {
         "job_id": job["job_id"],
         "shown_id": format_job_id(job),

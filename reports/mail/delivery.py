@@ -15,7 +15,7 @@ from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError
 from almanac.scrub import forms, scrub
 from almanac.trusted_file import read_trusted, require_trusted
-from almanac.units import HOUR_S
+from reports.mail.due import GIVE_UP_S
 from reports.mail.message import sender_of
 from reports.mail.outbox import Message, Outbox
 from reports.mail.outcome import LEFT, Outcome
@@ -29,10 +29,12 @@ RUN_S = 900
 """A run that the rate limit has slowed down for this long leaves the rest to the next run."""
 RETRY_S = 900
 """Seconds between two tries of a mail. A mail also waits this long while the system does not know its user."""
+TIMEOUT_S = 30.0
+"""Seconds after which almanac stops waiting for the server: relays answer within a few."""
 MOST_REFUSED = 3
 """Refused recipients (5xx) in a row that end a run. One dead mailbox never ends it."""
 REPLIES = 5
-"""Replies of the server to one mail, or to a login: together they may take so many times mail.timeout_s."""
+"""Replies of the server to one mail, or to a login: together they may take so many times TIMEOUT_S."""
 MOST_REPLY_BYTES = 1 << 16
 _FAILURES = (OSError, smtplib.SMTPException, ValueError)
 
@@ -45,11 +47,11 @@ def connect_smtp(config: Mail) -> smtplib.SMTP:
     if config.ca_file:
         require_trusted(config.ca_file)
     tls = None if config.security == "none" else ssl.create_default_context(cafile=config.ca_file or None)
-    with within(REPLIES * config.timeout_s):
+    with within(REPLIES * TIMEOUT_S):
         if config.security == "tls":
-            server: smtplib.SMTP = _TlsServer(config.server, config.port, timeout=config.timeout_s, context=tls)
+            server: smtplib.SMTP = _TlsServer(config.server, config.port, timeout=TIMEOUT_S, context=tls)
         else:
-            server = _Server(config.server, config.port, timeout=config.timeout_s)
+            server = _Server(config.server, config.port, timeout=TIMEOUT_S)
         try:
             if config.security == "starttls":
                 server.starttls(context=tls)
@@ -102,7 +104,7 @@ class _Reply:
 
 def send(server: smtplib.SMTP, config: Mail, recipient: str, raw: bytes) -> None:
     """Send one mail. Raises OSError, SMTPException, ValueError."""
-    with within(REPLIES * config.timeout_s):
+    with within(REPLIES * TIMEOUT_S):
         server.sendmail(sender_of(config), [recipient], raw)
 
 
@@ -194,7 +196,7 @@ def _copy_fault(server: smtplib.SMTP, message: Message, config: Mail) -> str:
 
 def hang_up(server: smtplib.SMTP, config: Mail) -> None:
     """A mail that the server has taken is sent, whatever the server answers here."""
-    with contextlib.suppress(OSError, smtplib.SMTPException), within(config.timeout_s):
+    with contextlib.suppress(OSError, smtplib.SMTPException), within(TIMEOUT_S):
         server.quit()
     server.close()
 
@@ -292,7 +294,7 @@ class _DeliveryRun:
     def _give_up(self) -> None:
         """Drop old mail, so that it does not fill the disk while there is no server."""
         now_s = self.now_s()
-        if old := self.outbox.give_up(now_s - self.config.give_up_hours * HOUR_S, now_s, self.fault):
+        if old := self.outbox.give_up(now_s - GIVE_UP_S, now_s, self.fault):
             self.outcome.delivered["given_up"] += len(old)
             self.outcome.faults.append(f"mails that will never be sent: {len(old)}, the last one to {old[-1]}")
 

@@ -15,6 +15,12 @@ from reports.mail.outbox import EndedRun, Told
 from reports.mail.pilot import OUTSIDE, is_in_pilot
 from reports.mail.preferences import NOT_KNOWN, NOT_WANTED, UNKNOWN
 
+WAIT_S = 1800
+"""Most seconds that a report waits for telemetry after the job ends: Prometheus is read every few minutes."""
+ARRAY_WAIT_S = 24 * 3600
+"""Time that a task of an array waits for the others after it ends: a user gets at most one such mail a day."""
+GIVE_UP_S = 72 * 3600
+"""Time after which almanac drops a mail that the server does not accept: longer than a weekend."""
 NO_TELEMETRY = "telemetry has not arrived"
 NO_COMMENT = "its comment is not known yet"
 NO_ADDRESS_YET = "the address of their user cannot be looked up"
@@ -73,7 +79,7 @@ class Planner:
         When an array is over, all its tasks wait for the telemetry of the last one.
         """
         is_open = group[0].is_array_open
-        if is_open and max(map(self._age_s, group)) < self.config.array_wait_hours * 3600:
+        if is_open and max(map(self._age_s, group)) < ARRAY_WAIT_S:
             plan.delayed[ARRAY_RUNS] += [each.run for each in group]
             return
         waits = [self._waits_for(each) for each in group]
@@ -90,7 +96,7 @@ class Planner:
         return self.now_s - each.run.end_s
 
     def _is_early(self, each: ReportCandidate) -> bool:
-        return self._age_s(each) < self.config.wait_s
+        return self._age_s(each) < WAIT_S
 
     def _waits_for(self, each: ReportCandidate) -> str:
         """Why a run has to wait: the user's choice or the telemetry is unknown. "" if it need not wait.
@@ -127,7 +133,7 @@ class Planner:
             return RAN_AGAIN
         if not is_in_pilot(self.config, each.run.user, each.account):
             return OUTSIDE
-        if self._age_s(each) > self.config.give_up_hours * 3600:
+        if self._age_s(each) > GIVE_UP_S:
             return self._unknown_wish(each) or TOO_OLD
         if each.elapsed_s < self.config.min_elapsed_s:
             return "too short"
@@ -153,7 +159,7 @@ def wait_for_family(plan: DuePlan, told: Mapping[tuple[str, Told], int], config:
     told: when each user was told each thing last. A family goes on at once with a failure of a kind that was not told,
     and so that no report becomes too old. Then all its ready runs go with it.
     """
-    since_s, old_s = now_s - config.family_wait_min * 60, now_s - config.give_up_hours * 1800
+    since_s, old_s = now_s - config.family_wait_min * 60, now_s - GIVE_UP_S // 2
     ready: list[ReportCandidate] = []
     for family in _families(plan.ready):
         last_s = [told.get((each.run.user, each.tells()), since_s) for each in family]

@@ -40,7 +40,9 @@ class MailSite:
 
     @property
     def give_up_s(self) -> int:
-        return self.config.mail.give_up_hours * 3600
+        from reports.mail.due import GIVE_UP_S
+
+        return GIVE_UP_S
 
     def earliest_end_s(self, started_s: int | None) -> int:
         """Jobs that ended before get no mail. started_s: when mail was switched on; None: not yet.
@@ -55,7 +57,7 @@ class MailSite:
     def look_up_waiting(self, outbox: Outbox, until_s: int) -> list[ReportCandidate]:
         """Runs of the outbox that wait for a decision at until_s, with what the store knows of them.
 
-        Comments of the last half of mail.give_up_hours show whether accounting keeps comments. If it stops, mail goes
+        Comments of the last half of GIVE_UP_S show whether accounting keeps comments. If it stops, mail goes
         on in time.
         """
         from reports.mail.ended import look_up

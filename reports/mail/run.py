@@ -38,6 +38,8 @@ MOST_AHEAD_S = 12 * HOUR_S
 """A run this long after the last one does nothing yet: its clock may be wrong, and old mail would be given up."""
 MOST_RUNS = 20_000
 """Runs that one run of the timer reports at most; the next one reports the others."""
+KEEP_DAYS = 90
+"""Days that the outbox keeps sent mails: as long as operators ask after one."""
 SOURCE = "report-sacct"
 """The name of the accounting query of a run in Outcome.looks."""
 
@@ -173,6 +175,7 @@ class MailRun:
 
     def _settle(self, notices: Sequence[Notice]) -> None:
         """Remove the files of jobs whose end accounting knows, and old files whose jobs it does not know."""
+        from reports.mail.due import WAIT_S
         from reports.mail.ended import known_ends
 
         if not notices:
@@ -186,7 +189,7 @@ class MailRun:
         ]
         known = set(done)
         asked_s = max(self.store.watermark("sacct") or 0, self._mark(ASKED) or 0)
-        old_s = min(self.site.clock() - self.config.mail.wait_s, asked_s)
+        old_s = min(self.site.clock() - WAIT_S, asked_s)
         lost = [notice for notice in notices if notice not in known and notice.seen_s < old_s]
         spool_of(self.config, self.store.root, self.cluster).remove([*done, *lost])
         self.outcome.spool["not in accounting"] = len(lost)
@@ -208,9 +211,9 @@ class MailRun:
 
     def _decided(self, plan: DuePlan) -> list[ReportCandidate]:
         """Runs that are ready, with their metrics computed. The others are skipped in the outbox, or wait in it."""
-        from reports.mail.due import first_of, leave_for_later, stuck, wait_for_family
+        from reports.mail.due import WAIT_S, first_of, leave_for_later, stuck, wait_for_family
 
-        now_s, old_s = self.site.clock(), self.site.clock() - self.config.mail.wait_s
+        now_s, old_s = self.site.clock(), self.site.clock() - WAIT_S
         self.outcome.faults += stuck(plan, old_s)
         wait_for_family(plan, self.site.told(self.outbox), self.config.mail, now_s)
         leave_for_later(plan, self.site.mails_left(self.outbox))
@@ -280,7 +283,7 @@ class MailRun:
         """Forget old decisions in the first run of a day."""
         today_s = self.site.clock() // 86400 * 86400
         if (self._mark(DAILY) or 0) < today_s:
-            self.outbox.forget(today_s - self.config.mail.keep_days * 86400)
+            self.outbox.forget(today_s - KEEP_DAYS * 86400)
             self.outbox.set_mark(DAILY, self.cluster, today_s)
 
     def _mark(self, name: str) -> int | None:

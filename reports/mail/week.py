@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 import pyarrow.compute as pc
 
-from advisor.memory.peaks import ENDED_WELL
+from advisor.memory.peaks import ENDED_WELL, SPIKE_MARGIN
 from almanac.config import Config
 from almanac.units import DAY_S
 from reports.mail.ended import FAILED_STATES
@@ -211,7 +211,7 @@ def tier_gpu_hours(row: WeekRow, config: Config) -> float:
     is_telling &= row.get("hbm_evidence") != "unclear"
     if asked is None or peak_mib is None or not is_telling:
         return 0.0
-    need_mib = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib
+    need_mib = peak_mib * (1 + SPIKE_MARGIN) + advice.headroom_mib
     is_held = any(need_mib <= tier.capacity_mib < asked for tier in config.tiers)
     return gpu_hours(row) - idle_gpu_hours(row) if is_held else 0.0
 

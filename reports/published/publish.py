@@ -26,6 +26,8 @@ from telemetry.store.user_files import REPORTS, Names, Owners, Uids, name_of, ow
 
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
 """Most runs, and most GPUs, whose samples are in memory at once (about 100 MB)."""
+OWN_PER_RUN = 1000
+"""Most reports that one run makes, newest jobs first; the others wait. A run then takes under a minute."""
 USERS_AT_ONCE = 500
 
 
@@ -137,7 +139,7 @@ def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str],
         if run.is_ready and (name := _name(run)) not in person.names and name not in unwritable
     ]
     missing.sort(key=lambda each: -each[0].end_s)
-    now, later = missing[: job.config.reports.own_per_run], missing[job.config.reports.own_per_run :]
+    now, later = missing[:OWN_PER_RUN], missing[OWN_PER_RUN:]
     outcome.waiting = len(later)
     if job.is_dry:
         outcome.reports = len(now)

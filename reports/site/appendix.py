@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import cast
+from typing import Any
 
 from almanac.units import format_count, printable
-from reports.site.headline import PART_FINDINGS, PartValue
 from reports.site.plots import Picture, render_site_plots
 from reports.site.report import SiteReport
-from reports.site.rows import EnergyRow
 from reports.site.study import Study
-from reports.site.tables import headline_parts, published_parts
-from reports.site.totals import DIMENSIONS
-from reports.site.words import MOST_ROWS, PageTable, compared_cells, left_out, tenths
+from reports.site.words import PageTable, compared_cells
 from telemetry.characterize import Result
-from telemetry.characterize.headline import Compared
+from telemetry.characterize.headline import HEADLINE
 
 
 @dataclass(frozen=True)
@@ -38,55 +34,37 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class Appendix:
-    """headline: the main findings; note, sample: texts on them, may be empty. parts: findings by dimension."""
+    """headline: the main findings; note, sample: texts on them, may be empty."""
 
     headline: PageTable
     note: str
     sample: str
-    parts: Sequence[tuple[str, PageTable]]
     figures: Sequence[PageFigure]
 
 
 def appendix(report: SiteReport, study: Study) -> Appendix:
     drawn = render_site_plots(study.results)
     return Appendix(
-        headline=_compared(study.headline),
+        headline=_compared(study, lambda row: bool(row["is_main"])),
         note=study.note,
         sample=_sample(report, study),
-        parts=[(words, _headline_part(report, name)) for name, words in DIMENSIONS.items()],
         figures=[_figure(study, number, about, drawn.get(number, [])) for number, about in captions().items()],
     )
 
 
-def _headline_part(report: SiteReport, dimension: str) -> PageTable:
-    """A share and its number of jobs in each cell; the first row has the paper's shares."""
-    found = headline_parts(report, dimension)
-    published = ["Perlmutter", *map(tenths, published_parts())]
-    cells = [
-        [printable(name, 60) or "not recorded", *(_of_jobs(value) for value in values)]
-        for name, values in found[:MOST_ROWS]
-    ]
-    return PageTable(("Name", *(each.short for each in PART_FINDINGS)), [published, *cells], left_out(len(found)))
-
-
-def _of_jobs(value: PartValue) -> str:
-    return "-" if value.share is None else f"{tenths(value.share)} of {format_count(value.jobs)}"
-
-
-def _compared(rows: Iterable[Compared]) -> PageTable:
-    return PageTable(("Finding", "Here", "Perlmutter", "Jobs"), [compared_cells(row) for row in rows])
+def _compared(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> PageTable:
+    rows = filter(is_wanted, study.results[HEADLINE].rows.to_pylist())
+    return PageTable(("Finding", "Here", "Perlmutter", "Jobs"), list(map(compared_cells, rows)))
 
 
 def _figure(study: Study, number: str, about: dict[str, str], pictures: Sequence[Picture]) -> PageFigure:
-    compared = study.compared.get(number, ())
-    if number == "6":
-        compared = (*compared, *study.compared.get("section VI", ()))
+    figures = (number, "section VI") if number == "6" else (number,)
     tables = [result for result in study.results.values() if result.table.figure == number]
     why = next((result.why_empty for result in tables if result.why_empty), "") or "no job has the data for it"
     return PageFigure(
         number=number,
         pictures=[(each.address, each.alt) for each in pictures],
-        values=_compared(compared),
+        values=_compared(study, lambda row: row["figure"] in figures),
         note=_jobs_of(tables[0]) + (_energy_note(study) if number == "5" else ""),
         why_empty="" if pictures else printable(why, 200),
         **about,
@@ -101,7 +79,7 @@ def _jobs_of(result: Result) -> str:
 def _energy_note(study: Study) -> str:
     """In how many bands the median memory-bound job used more energy; the paper has no number."""
     medians: dict[float, dict[str, float]] = {}
-    for row in cast(list[EnergyRow], study.results["fig05_energy"].rows.to_pylist()):
+    for row in study.results["fig05_energy"].rows.to_pylist():
         if row["class_by"] == "fp64":
             medians.setdefault(row["gpu_hours_from"], {})[row["class"]] = row["p50_energy_j"]
     both = [band for band in medians.values() if len(band) == 2]

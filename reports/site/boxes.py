@@ -14,14 +14,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from almanac.units import format_count
-from reports.site.rows import BoxRow, ClassRow, EnergyRow, SizeRow
 
+Row = dict[str, Any]
+"""A row of a table of `telemetry.characterize`."""
 CLASS_COLORS = {"compute": "#c2571a", "memory": "#1f5fa8"}
 
 
 def draw_boxes(
     axes: Axes,
-    rows: Sequence[BoxRow],
+    rows: Sequence[Row],
     value: str,
     color: str,
     places: Sequence[float] | None = None,
@@ -52,7 +53,7 @@ def draw_boxes(
     )
 
 
-def size_labels(axes: Axes, rows: Sequence[SizeRow]) -> None:
+def size_labels(axes: Axes, rows: Sequence[Row]) -> None:
     """Label the rows, which are at 0, 1, ..., with their size classes: "5-8", ">512"."""
     names = [
         f">{row['gpus_from'] - 1}" if row["gpus_below"] is None else f"{row['gpus_from']}-{row['gpus_below'] - 1}"
@@ -63,7 +64,7 @@ def size_labels(axes: Axes, rows: Sequence[SizeRow]) -> None:
     axes.set_xlabel("GPUs of the job", labelpad=1)
 
 
-def class_label(row: ClassRow) -> str:
+def class_label(row: Row) -> str:
     """The class, its criterion (by FP64 as in the paper, or by main pipe), and its number of jobs, in three lines."""
     by = "FP64" if row["class_by"] == "fp64" else "main pipe"
     return f"{row['class']}\nby {by}\n{format_count(row['jobs'])} jobs"
@@ -75,7 +76,7 @@ def number_plainly(axis: Axis) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def draw_energy(axes: Axes, rows: Sequence[EnergyRow]) -> None:
+def draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
     """Draw two boxes for each band of GPU-hours: compute-bound jobs on the left, memory-bound jobs on the right."""
     bands = sorted({(row["gpu_hours_from"], row["gpu_hours_below"]) for row in rows}, key=lambda band: band[0])
     place = {first: number for number, (first, _) in enumerate(bands)}

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from reports.job.plots import BUSY
-from reports.site.rows import CorrelationRow, HeatmapRow
+from reports.site.boxes import Row
 
 ANNOTATED_RHO = 0.7
 SHORT = {
@@ -27,8 +27,8 @@ SHORT = {
 """The paper's short names of counters (table I)."""
 
 
-def heatmap(name: str) -> Callable[[Axes, Sequence[HeatmapRow]], None]:
-    def draw(axes: Axes, rows: Sequence[HeatmapRow]) -> None:
+def heatmap(name: str) -> Callable[[Axes, Sequence[Row]], None]:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
         """Color the bins by the mean GPU_UTIL of their jobs; white bins have no jobs."""
         grid = np.full((20, 20), np.nan)
         for row in rows:
@@ -46,7 +46,7 @@ def heatmap(name: str) -> Callable[[Axes, Sequence[HeatmapRow]], None]:
     return draw
 
 
-def draw_matrix(axes: Axes, rows: Sequence[CorrelationRow]) -> None:
+def draw_matrix(axes: Axes, rows: Sequence[Row]) -> None:
     """Sort the counters by their correlation with GPU_UTIL; write numbers for strong correlations only."""
     order = sorted({row["counter_a"]: row["place"] for row in rows}.items(), key=lambda item: item[1])
     place = {counter: number for number, (counter, _) in enumerate(order)}

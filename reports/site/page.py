@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pyarrow as pa
 
 from almanac import __version__
@@ -15,7 +13,6 @@ from reports.site.packing_table import packing_table
 from reports.site.power import power_table
 from reports.site.power_plot import render_power_plots
 from reports.site.report import SiteReport
-from reports.site.rows import ShareRow
 from reports.site.summary import advice_table, compared_with, coverage_table, faults_table, summary_boxes, waste_table
 from reports.site.tables import site_tables
 from reports.site.tasks import request_tasks, waste_tasks
@@ -68,7 +65,7 @@ def _part(report: SiteReport, rows: pa.Table) -> PageTable:
          percent(row["mean_gpu_util_frac"]), hours(row["unused_gpu_hours"]),
          *([money(row["unused_cost"], cost)] if is_priced else ()), energy(row["energy_kwh"]),
          *([money(row["energy_cost"], cost)] if is_kwh_priced else ())]
-        for row in cast(list[ShareRow], rows.slice(0, MOST_ROWS).to_pylist())
+        for row in rows.slice(0, MOST_ROWS).to_pylist()
     ]  # fmt: skip
     columns = ("Name", "Jobs", "GPU-hours", "Share", "Measured", "Utilization", "Unused GPU-hours",
                *(("Cost of unused",) if is_priced else ()), "Energy",

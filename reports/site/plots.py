@@ -11,7 +11,6 @@ from reports import matplotlib_start as matplotlib_start  # before matplotlib it
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -21,19 +20,8 @@ from matplotlib.ticker import PercentFormatter
 
 from almanac.units import format_count
 from reports.job.plots import LINES, SETTINGS, WIDTH_IN, drawable, png
-from reports.site.boxes import CLASS_COLORS, class_label, draw_boxes, draw_energy, number_plainly, size_labels
+from reports.site.boxes import CLASS_COLORS, Row, class_label, draw_boxes, draw_energy, number_plainly, size_labels
 from reports.site.maps import draw_matrix, heatmap
-from reports.site.rows import (
-    BoxRow,
-    ClassRow,
-    IntensityRow,
-    PeakRow,
-    PipeMixRow,
-    PipesRow,
-    SizeRow,
-    SpatialRow,
-    TemporalRow,
-)
 from telemetry.characterize import Result
 from telemetry.characterize.usage import PAPER
 
@@ -55,8 +43,7 @@ class Picture:
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
-Draw = Callable[[Axes, Sequence[Any]], None]
-"""Each draws rows of one table: reports.site.rows has their types."""
+Draw = Callable[[Axes, Sequence[Row]], None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ def render_site_plots(results: Mapping[str, Result]) -> dict[str, list[Picture]]
     return found
 
 
-def _draw(panel: Panel, rows: Sequence[BoxRow]) -> bytes:
+def _draw(panel: Panel, rows: Sequence[Row]) -> bytes:
     figure = Figure(figsize=(WIDTH_IN, panel.height_in))
     width, height = figure.get_size_inches()
     box = (panel.left_in / width, panel.bottom_in / height, 1 - (panel.left_in + 0.5) / width,
@@ -96,7 +83,7 @@ def _draw(panel: Panel, rows: Sequence[BoxRow]) -> bytes:
     return png(figure)
 
 
-def _sizes(axes: Axes, rows: Sequence[SizeRow]) -> None:
+def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
     jobs = [row["jobs"] for row in rows]
     axes.bar(range(len(rows)), jobs, color=LINES[0])
     if max(jobs) > 30 * min(filter(None, jobs)):
@@ -107,7 +94,7 @@ def _sizes(axes: Axes, rows: Sequence[SizeRow]) -> None:
     axes.set_title("Jobs by size")
 
 
-def _durations(axes: Axes, rows: Sequence[SizeRow]) -> None:
+def _durations(axes: Axes, rows: Sequence[Row]) -> None:
     draw_boxes(axes, rows, "elapsed_h", LINES[0])
     axes.set_yscale("log")
     number_plainly(axes.yaxis)
@@ -116,14 +103,14 @@ def _durations(axes: Axes, rows: Sequence[SizeRow]) -> None:
     axes.set_title("Duration by size")
 
 
-def _utilization(axes: Axes, rows: Sequence[SizeRow]) -> None:
+def _utilization(axes: Axes, rows: Sequence[Row]) -> None:
     draw_boxes(axes, rows, "gpu_util_pct", LINES[0])
     size_labels(axes, rows)
     axes.set(ylim=(0, 100), ylabel="mean GPU_UTIL, %")
     axes.set_title("GPU_UTIL by size")
 
 
-def _mixes(axes: Axes, rows: Sequence[PipeMixRow]) -> None:
+def _mixes(axes: Axes, rows: Sequence[Row]) -> None:
     """A bar for each set of pipes, and below it a dot for each pipe of the set."""
     shown = sorted(rows, key=lambda row: -row["jobs"])[:MAX_MIXES]
     heights = [row["jobs"] for row in shown]
@@ -147,7 +134,7 @@ def _mixes(axes: Axes, rows: Sequence[PipeMixRow]) -> None:
     axes.set_title("Pipes used together: jobs and their mean GPU_UTIL")
 
 
-def _peaks(axes: Axes, rows: Sequence[PeakRow]) -> None:
+def _peaks(axes: Axes, rows: Sequence[Row]) -> None:
     """A bar for each 5% of the capacity, split by preallocation; the line is the share of jobs up to there."""
     edges = sorted({row["hbm_peak_frac_from"] for row in rows})
     counts = {kind: np.zeros(len(edges)) for kind in KINDS}
@@ -173,9 +160,9 @@ def _peaks(axes: Axes, rows: Sequence[PeakRow]) -> None:
 
 
 def _intensity(pipe: str) -> Draw:
-    def draw(axes: Axes, rows: Sequence[IntensityRow]) -> None:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
         """A line for each GPU model, and its ridge as a dashed line; samples left of the ridge are memory-bound."""
-        by_model: dict[str, list[IntensityRow]] = {}
+        by_model: dict[str, list[Row]] = {}
         for row in rows:
             by_model.setdefault(row["gpu_model"], []).append(row)
         largest = sorted(by_model, key=lambda model: -sum(row["samples"] for row in by_model[model]))[:MAX_MODELS]
@@ -201,34 +188,21 @@ def _intensity(pipe: str) -> Draw:
     return draw
 
 
-def _spatial(band: str) -> Draw:
-    def draw(axes: Axes, rows: Sequence[SpatialRow]) -> None:
-        _imbalance(axes, "spatial", band, [(row["spatial_imbalance_from"], row["share"], row["jobs"]) for row in rows])
+def _imbalance(word: str, band: str) -> Draw:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
+        left = [row[f"{word}_imbalance_from"] for row in rows]
+        axes.bar(np.add(left, 0.025), [row["share"] for row in rows], 0.046, color=LINES[0])
+        axes.set_xlim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.set_xlabel(f"{word} imbalance")
+        axes.set_ylabel("jobs")
+        axes.set_title(f"GPU_UTIL {band}: {format_count(sum(row['jobs'] for row in rows))} jobs")
 
     return draw
-
-
-def _temporal(band: str) -> Draw:
-    def draw(axes: Axes, rows: Sequence[TemporalRow]) -> None:
-        bins = [(row["temporal_imbalance_from"], row["share"], row["jobs"]) for row in rows]
-        _imbalance(axes, "temporal", band, bins)
-
-    return draw
-
-
-def _imbalance(axes: Axes, word: str, band: str, bins: Sequence[tuple[float, float, int]]) -> None:
-    """bins: lower end, share of the jobs, and number of jobs of each."""
-    left, shares, jobs = zip(*bins, strict=True)
-    axes.bar(np.add(left, 0.025), shares, 0.046, color=LINES[0])
-    axes.set_xlim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel(f"{word} imbalance")
-    axes.set_ylabel("jobs")
-    axes.set_title(f"GPU_UTIL {band}: {format_count(sum(jobs))} jobs")
 
 
 def _by_pipes(word: str) -> Draw:
-    def draw(axes: Axes, rows: Sequence[PipesRow]) -> None:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
         shown = sorted(rows, key=lambda row: -row["jobs"])[:MAX_MIXES]
         draw_boxes(axes, shown, f"{word}_imbalance", LINES[0])
         names = ["\n".join(PIPE_WORDS.get(pipe, pipe) for pipe in row["pipes"].split("+")) for row in shown]
@@ -240,7 +214,7 @@ def _by_pipes(word: str) -> Draw:
 
 
 def _by_class(word: str) -> Draw:
-    def draw(axes: Axes, rows: Sequence[ClassRow]) -> None:
+    def draw(axes: Axes, rows: Sequence[Row]) -> None:
         for place, row in enumerate(rows):
             draw_boxes(axes, [row], f"{word}_imbalance", CLASS_COLORS[row["class"]], [place])
         axes.set_xticks(range(len(rows)), list(map(class_label, rows)), fontsize=7.5)
@@ -254,10 +228,10 @@ BANDS = {0: "below 30%", 30: "30% to 70%", 70: "from 70%"}
 _BY_PAPER = {"rule": PAPER, "pipes_unknown": ""}
 
 
-def _bands(figure: str, table: str, word: str, draw: Callable[[str], Draw]) -> Iterator[Panel]:
+def _bands(figure: str, table: str, word: str) -> Iterator[Panel]:
     for low, band in BANDS.items():
         alt = f"Share of jobs by {word} imbalance, among jobs with GPU_UTIL {band}"
-        yield Panel(figure, table, alt, draw(band), {"gpu_util_from_pct": low})
+        yield Panel(figure, table, alt, _imbalance(word, band), {"gpu_util_from_pct": low})
 
 
 def _kinds(figure: str, word: str) -> Iterator[Panel]:
@@ -281,8 +255,8 @@ PANELS: tuple[Panel, ...] = (
       for pipe in ("fp64", "tensor")),
     Panel("5", "fig05_energy", "Box plots of the energy of compute-bound and memory-bound jobs by GPU-hours",
           draw_energy, {"class_by": "fp64"}, 3.0, 0.85),
-    *_bands("6", "fig06_spatial_by_util", "spatial", _spatial),
-    *_bands("7", "fig07_temporal_by_util", "temporal", _temporal),
+    *_bands("6", "fig06_spatial_by_util", "spatial"),
+    *_bands("7", "fig07_temporal_by_util", "temporal"),
     *_kinds("8", "spatial"),
     *_kinds("9", "temporal"),
     *(Panel("10", "fig10_heatmap", f"Mean GPU_UTIL by FP64 and DRAM activity of {name}-bound jobs", heatmap(name),

@@ -18,8 +18,7 @@ _JOBS = (
 )  # fmt: skip
 _METRICS = (
     "job_id", "submit_s", "verdict", "gpu_model", "mig_profile", "gpus_seen", "coverage_frac", "mean_gpu_util_pct",
-    "mean_gr_engine_active_frac", "spatial_imbalance", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib",
-    "hbm_peak_frac", "is_preallocated", "class_fp64", "has_profiling_fault",
+    "mean_gr_engine_active_frac", "temporal_imbalance", "idle_gpus", "energy_j", "hbm_peak_mib", "is_preallocated",
 )  # fmt: skip
 _GPUS = ("job_id", "submit_s", "is_idle", "energy_j")
 # A slice is no GPU of its model: hours and use of both would be mixed.

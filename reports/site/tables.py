@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from almanac.config import Cost
-from almanac.errors import StoreError
-from reports.site.headline import PART_FINDINGS, Headline
 from reports.site.power import power_rows
 from reports.site.report import SiteReport
 from reports.site.totals import DIMENSIONS, Share
 from telemetry.characterize import contents
-from telemetry.characterize.files import CONTENTS_NAME, csv_content
-from telemetry.characterize.headline import FINDINGS
+from telemetry.characterize.files import CONTENTS_NAME, csv_content, write_files
 from telemetry.characterize.table import columns
-from telemetry.store.atomic import make_folders, write_output
 
 _SHARE = columns(
     ("name", "text"),
@@ -96,15 +92,6 @@ _PACKING = columns(
     ("needed_mib", "real", "MiB, of a GPU's memory, at the stated risk"),
     ("usable_mib", "real", "MiB"),
 )
-_HEADLINES = columns(
-    ("dimension", "text", "partition, account or gpu_type"), ("name", "text"), ("finding", "text"),
-    ("site_value", "real", "share of jobs; null: there are none"),
-    ("published_value", "real", "of perlmutter-telemetry"), ("jobs", "count", "number of jobs behind the site's value"),
-)  # fmt: skip
-_COMPARED = columns(
-    ("figure", "text"), ("finding", "text"), ("site_value", "real"), ("published_value", "real"), ("unit", "text"),
-    ("jobs", "count"), ("why_null", "text"), ("section", "text"),
-)  # fmt: skip
 
 
 def price(amount: float | None, per_unit: float) -> float | None:
@@ -127,7 +114,6 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         "total": _shares([("all", totals.total)], totals.total.hours, cost),
         "coverage": _table(_STANDINGS, ((row.name, row.jobs, row.hours) for row in totals.standings)),
         **parts,
-        "headline_by_part": _table(_HEADLINES, _headlines(report)),
         "to_do": _table(_TO_DO, _to_do(report)),
         "faults": _table(_FAULTS, _faults(report)),
         "long_limits": _table(
@@ -142,7 +128,6 @@ def site_tables(report: SiteReport) -> dict[str, pa.Table]:
         "largest_tier": _table(_LARGEST, largest),
         "packing": _table(_PACKING, _packing(report)),
         "power": power_rows(report.power),
-        "published": _table(_COMPARED, _compared(report)),
     }
 
 
@@ -155,13 +140,7 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
     if report.study:
         figures = {name: result.rows for name, result in report.study.results.items()}
         tables |= {**figures, CONTENTS_NAME: contents(report.study.results)}
-    try:
-        make_folders(folder)
-        for name, rows in tables.items():
-            write_output(folder / f"{name}.csv", csv_content(rows))
-    except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {error}", "name a folder that you can write to") from error
-    return [folder / f"{name}.csv" for name in tables]
+    return write_files(folder, ((f"{name}.csv", csv_content(rows)) for name, rows in tables.items()))
 
 
 def _to_do(report: SiteReport) -> Iterator[tuple[object, ...]]:
@@ -180,31 +159,8 @@ def _faults(report: SiteReport) -> Iterator[tuple[object, ...]]:
 
 def _shown(report: SiteReport, dimension: str) -> list[tuple[str, Share]]:
     """The rows of a breakdown. Two accounts with the same pseudonym stay two rows."""
-    shown = _shown_name(report, dimension)
+    shown = report.shown_account if dimension == "account" else str
     return [(shown(name), share) for name, share in report.totals.parts[dimension].items()]
-
-
-def headline_parts(report: SiteReport, dimension: str) -> list[tuple[str, Headline]]:
-    """The headline figures of each value, most GPU-hours first, with the shown names of accounts."""
-    found, shown = report.totals.headlines[dimension], _shown_name(report, dimension)
-    return [(shown(name), found[name]) for name in report.totals.parts[dimension] if name in found]
-
-
-def _shown_name(report: SiteReport, dimension: str) -> Callable[[str], str]:
-    return report.shown_account if dimension == "account" else str
-
-
-def published_parts() -> list[float | None]:
-    """The paper's value for each of PART_FINDINGS."""
-    published = {finding.words: finding.published for finding in FINDINGS}
-    return [published[each.words] for each in PART_FINDINGS]
-
-
-def _headlines(report: SiteReport) -> Iterator[tuple[object, ...]]:
-    for dimension in DIMENSIONS:
-        for name, values in headline_parts(report, dimension):
-            for finding, value, published in zip(PART_FINDINGS, values, published_parts(), strict=True):
-                yield dimension, name, finding.words, value.share, published, value.jobs
 
 
 def _shares(parts: Iterable[tuple[str, Share]], all_hours: float, cost: Cost) -> pa.Table:
@@ -233,14 +189,6 @@ def _share_row(name: str, share: Share, all_hours: float, cost: Cost) -> tuple[o
         share.wasted_kwh_hours,
         price(share.wasted_kwh, cost.per_kwh),
     )
-
-
-def _compared(report: SiteReport) -> Iterator[tuple[object, ...]]:
-    for figure, rows in (report.study.compared if report.study else {}).items():
-        for row in rows:
-            finding = row.finding
-            yield (figure, finding.words, row.value, finding.published, finding.unit, row.jobs, row.why_null,
-                   finding.section)  # fmt: skip
 
 
 def _packing(report: SiteReport) -> Iterator[tuple[object, ...]]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import duckdb
 
-from advisor.memory.peaks import ENDED_WELL
+from advisor.memory.peaks import ENDED_WELL, SPIKE_MARGIN
 from almanac.config import Config
-from reports.site.headline import Headline, load_headlines
 from telemetry.characterize.usage import largest_tier_names
 from telemetry.metrics.data_quality import OK
 
@@ -114,7 +113,6 @@ class SiteTotals:
 
     parts: by dimension and value, most GPU-hours first; the value "" means not recorded.
 
-    headlines: by dimension and value, the study's headline figures, if the value has jobs with data quality ok.
     """
 
     total: Share
@@ -123,7 +121,6 @@ class SiteTotals:
     sharing: int
     users: int
     parts: dict[str, dict[str, Share]]
-    headlines: dict[str, dict[str, Headline]]
     largest: LargestTier
 
 
@@ -147,7 +144,6 @@ def load_totals(db: duckdb.DuckDBPyConnection, config: Config) -> SiteTotals:
         sharing=sharing,
         users=users,
         parts={dimension: _parts(db, dimension) for dimension in DIMENSIONS},
-        headlines={dimension: load_headlines(db, dimension, config) for dimension in DIMENSIONS},
         largest=_largest(db, config),
     )
 
@@ -171,7 +167,7 @@ def _parts(db: duckdb.DuckDBPyConnection, dimension: str) -> dict[str, Share]:
 
 
 def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
-    """Requests for the largest tier, with the margins of the advice: advice.spike_margin and advice.headroom_mib."""
+    """Requests for the largest tier, with the margins of the advice: SPIKE_MARGIN and advice.headroom_mib."""
     names = sorted(largest_tier_names(config))
     below = [tier for tier in config.tiers if tier.name not in names]
     if not names:
@@ -179,7 +175,7 @@ def _largest(db: duckdb.DuckDBPyConnection, config: Config) -> LargestTier:
     if not below:
         return LargestTier(why_none="only one size of memory tier is configured")
     smaller = max(below, key=lambda tier: tier.capacity_mib)
-    limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + config.advice.spike_margin)
+    limit_mib = (smaller.capacity_mib - config.advice.headroom_mib) / (1 + SPIKE_MARGIN)
     ended = " OR ".join(f"starts_with(state, '{state}')" for state in ENDED_WELL)
     known = f"standing = '{OK}' AND hbm_peak_mib IS NOT NULL AND coalesce(NOT is_preallocated, false) AND ({ended})"
     # Sums from several threads differ in their last digits. Rounding keeps users with equal sums in order.

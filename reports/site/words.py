@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from almanac.config import Cost
 from almanac.units import format_count, format_number, printable
-from telemetry.characterize.headline import HOURS, PERCENT, SHARE, Compared
+from telemetry.characterize.headline import HOURS, PERCENT, SHARE
 
 NOT_KNOWN = "not known"
 MOST_ROWS = 25
@@ -77,12 +78,13 @@ def left_out(rows: int) -> str:
     return f"The CSV files have {format_count(rows - MOST_ROWS)} more rows." if rows > MOST_ROWS else ""
 
 
-def compared_cells(row: Compared) -> list[str]:
-    """The cells of one finding: its name (and why it has no value here), value here, published value, jobs."""
-    finding = row.finding
-    words = f"{finding.words} ({printable(row.why_null, 80)})" if row.why_null else finding.words
-    published = "-" if finding.published is None else _valued(finding.published, finding.unit)
-    return [words, _valued(row.value, finding.unit), published, format_count(row.jobs)]
+def compared_cells(row: dict[str, Any]) -> list[str]:
+    """The cells of one row of `headline`: name (and why it has no value here), value here, published value, jobs."""
+    words, unit, published = row["finding"], row["unit"], row["published_value"]
+    if row["why_null"]:
+        words = f"{words} ({printable(row['why_null'], 80)})"
+    shown = "-" if published is None else _valued(published, unit)
+    return [words, _valued(row["site_value"], unit), shown, format_count(row["jobs"])]
 
 
 def _valued(value: float | None, unit: str) -> str:

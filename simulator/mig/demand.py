@@ -135,11 +135,6 @@ def pool_jobs(jobs: Sequence[SliceRequest], sizes: Sizes) -> list[PoolJob]:
     return [PoolJob(job.submit_s, places[job.shape], sizes.run_times(job.full_s, job.compute)) for job in jobs]
 
 
-def offered_load(jobs: Sequence[SliceRequest], gpus: int, days: float) -> float:
-    """The load of these very jobs."""
-    return sum(job.full_s for job in jobs) / (gpus * days * DAY_S)
-
-
 def _weight(demand: Demand, place: int, now_s: float) -> float:
     each = demand.classes[place]
     day = 0.5 if demand.is_flat else 0.5 + 0.5 * math.cos(2 * math.pi * (now_s / DAY_S - 15 / 24))

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from advisor.decisions.placement import Floats, Ints
-from almanac.errors import RequestError
-from simulator.traces.gavel import read_gavel_rates
 
 
 @dataclass(frozen=True)
@@ -36,27 +31,3 @@ class PlacementProblem:
         """(jobs,) run time on the fastest type."""
         best: Floats = self.work / self.rates.max(axis=1)
         return best
-
-
-def gavel_problem(path: Path, throughputs: Path, capacity: dict[str, int]) -> PlacementProblem:
-    """A trace of Gavel on these GPUs. Jobs that no type can run are left out.
-
-    Raises FileFormatError for files that cannot be used, and RequestError where no job is left.
-    """
-    table, _ = read_gavel_rates(path, throughputs, tuple(capacity))
-    sizes = np.array(list(capacity.values()), dtype=np.int64)
-    rates = np.array(table["rates"].to_list(), dtype=float).reshape(len(table), len(capacity))
-    gpus = table["gpu_count"].to_numpy("int64")
-    fits = ((rates > 0) & (gpus[:, None] <= sizes[None, :])).any(axis=1)
-    if not fits.any():
-        raise RequestError(f"{path}: no job can run on {capacity}", "check --gpu-types and the file of throughputs")
-    kept = table[fits].reset_index(drop=True)
-    return PlacementProblem(
-        types=tuple(capacity),
-        capacity=sizes,
-        submit_s=kept["submit_s"].to_numpy(float),
-        gpus=gpus[fits],
-        work=kept["steps"].to_numpy(float),
-        rates=np.where(gpus[fits, None] <= sizes[None, :], rates[fits], 0.0),
-        kinds=tuple(kept["kind"]),
-    )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from almanac.config import Tier
 from almanac.errors import FileFormatError, RequestError
-from demo import SiteShape, generate_jobs
+from demo import GPUS_PER_NODE, SiteShape, generate_jobs
 from simulator.cluster import Cluster, NodeSet
 from simulator.traces.gavel import is_gavel, read_gavel
 from simulator.traces.job_table import COLUMNS, workload_of_jobs
@@ -91,7 +91,7 @@ def generated_trace(seed: int) -> Trace:
     workload = workload_of_jobs(generate_jobs(shape))
     sets = ((shape.nodes_40, 40_960, "hbm40g"), (shape.nodes_80, 81_920, "hbm80g"))
     cluster = Cluster(
-        tuple(NodeSet(nodes, shape.gpus_per_node, "A100", mib, frozenset({"gpu", name})) for nodes, mib, name in sets)
+        tuple(NodeSet(nodes, GPUS_PER_NODE, "A100", mib, frozenset({"gpu", name})) for nodes, mib, name in sets)
     )
     return Trace(GENERATED, workload, lambda: cluster)
 

@@ -41,6 +41,8 @@ from almanac.submit_config import MAX_COMPUTE_SLICES, Priority, PriorityMode, Pr
 FORMAT, SLICE_FORMAT = "1", "2"
 """SLICE_FORMAT: of files with MIG slices. Readers of format 1 alone would offer slices to jobs of several nodes."""
 FIRST_LINES = tuple(f"almanac-advice\t{version}\n".encode() for version in (FORMAT, SLICE_FORMAT))
+LIFETIME_S = 48 * 3600
+"""Time after which an advice file expires: two days of failed publishing, over which advice stays about right."""
 MAX_BYTES = 65_536
 CLOCK_TOLERANCE_S = 300
 """A file that was written later than this is not used. MUNGE, and so Slurm, works with clocks that differ by less."""

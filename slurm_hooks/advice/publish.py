@@ -24,6 +24,7 @@ from almanac.units import DAY_S, format_count
 from slurm_hooks.advice.file import (
     FAMILY,
     FORMAT,
+    LIFETIME_S,
     MAX_BYTES,
     AdviceFile,
     Row,
@@ -87,7 +88,7 @@ class PublishRun:
 
     @property
     def lifetime_s(self) -> int:
-        return round(self.config.hooks.lifetime_hours * 3600)
+        return LIFETIME_S
 
 
 @dataclass(frozen=True)

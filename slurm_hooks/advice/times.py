@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from advisor.duration.intervals import COVERAGE
 from advisor.speed.learning import SpeedTable
 from advisor.speed.runs import FamilyKey, FamilyRuns, load_speed_runs
 from advisor.speed.site import user_families
@@ -85,6 +86,6 @@ def _times(
     for key in reversed(list(families)):
         family = key.name_key, key.gpu_count
         fit = MemoryFit(bounds.get(family), float(config.advice.headroom_mib))
-        times = family_times(key, families, table, fit, config.training.coverage)
+        times = family_times(key, families, table, fit, COVERAGE)
         if len(times) >= MIN_TYPES:
             yield family, times

@@ -9,9 +9,8 @@ from advisor.waits.build import build_view, types_on
 from advisor.waits.estimate import estimate_waits
 from almanac.config import Config
 from almanac.errors import ConfigError
-from almanac.gpu_type_config import GpuType
 from almanac.records import Duration, Request
-from almanac.submit_config import SITE
+from almanac.submit_config import SITE, GpuType
 from slurm_hooks.advice.waits_file import NAME, WaitsFile, render_waits
 from telemetry.slurm.backend import Node
 from telemetry.slurm.commands import Runner
@@ -52,7 +51,7 @@ def gather(queue: LiveQueue, nodes: Sequence[Node], durations: Durations, config
     found = estimate_waits(view)
     waits = tuple((size, wait) for (_, size), wait in sorted(found.items()))
     return GatheredWaits(
-        WaitsFile(now_s, types, waits, config.gpu_advice.min_gain, config.gpu_advice.max_age_s),
+        WaitsFile(now_s, types, waits, config.gpu_advice.min_gain),
         running=len(view.running),
         waiting=sum(job.count for job in view.waiting),
         unreadable=queue.unreadable,

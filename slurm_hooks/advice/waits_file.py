@@ -25,8 +25,7 @@ from typing import cast, get_args
 
 from advisor.waits.view import TypeWait
 from almanac.errors import FileFormatError
-from almanac.gpu_type_config import GpuAdvice, GpuType
-from almanac.submit_config import SITE, TierKind
+from almanac.submit_config import MAX_WAIT_AGE_S, SITE, GpuAdvice, GpuType, TierKind
 
 NAME = "waits"
 MAX_BYTES = 65_536
@@ -41,13 +40,13 @@ _END = re.compile(rf"end\t({_INT})")
 
 @dataclass(frozen=True)
 class WaitsFile:
-    """waits: number of GPUs and the wait, by type and then number. min_gain, max_age_s: as of [gpu_advice]."""
+    """waits: number of GPUs and the wait, by type and then number. min_gain: as of [gpu_advice]."""
 
     as_of_s: int
     types: tuple[GpuType, ...]
     waits: tuple[tuple[int, TypeWait], ...]
     min_gain: float = GpuAdvice.min_gain
-    max_age_s: int = GpuAdvice.max_age_s
+    max_age_s: int = MAX_WAIT_AGE_S
 
     def is_fresh(self, now_s: int) -> bool:
         """Whether the waits may be used. False for a file from the future: a clock was ahead."""

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from advisor.decisions.mig_layout import WHOLE, SliceJob
+from advisor.memory.peaks import SPIKE_MARGIN
 from advisor.mig.compute_need import Activity, activity_of, slow_down
 from advisor.mig.states import DEFAULT_SHAPES
 from almanac.config import AdviceSection
@@ -138,7 +139,7 @@ def smallest_shape(
     for profile in model.profiles:
         if profile.shape not in SHAPES or profile.memory_gib is None or most is None:
             continue
-        holds = peak_mib * (1 + advice.spike_margin) + advice.headroom_mib <= profile.memory_gib[0] * 1024
+        holds = peak_mib * (1 + SPIKE_MARGIN) + advice.headroom_mib <= profile.memory_gib[0] * 1024
         if not holds or profile.compute > most.compute:
             continue
         if slow_down(activity, _share(model, profile)) <= MOST_SLOW_DOWN:

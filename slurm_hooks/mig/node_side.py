@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from almanac.actions_config import Mig
 from almanac.bounded import Done, run
 from almanac.errors import CommandError
 from almanac.mig import MigModel
-from almanac.mig_config import Mig
 from almanac.units import printable
 from slurm_hooks.mig.layouts import Layout, gpu_types, parse_export, parted_config
 
 Run = Callable[[Sequence[str], bytes, float], Done]
 """Runs a command with an input and a time limit. Raises CommandError where it is missing or takes too long."""
 MOST_BYTES = 16 << 20
+COMMAND_S = 300
+"""Seconds after which a command on a node has failed: mig-parted takes one minute."""
 _LOGGED = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 
@@ -55,7 +57,7 @@ class NodeSide:
 
     def _tell(self, command: Sequence[str], node: str, stdin: bytes = b"") -> bytes:
         argv = for_node(command, node)
-        done = self.run(argv, stdin, self.config.command_timeout_s)
+        done = self.run(argv, stdin, COMMAND_S)
         if done.code:
             said = printable(last_message(done.stderr) or last_message(done.stdout) or "nothing", 300)
             raise CommandError(f"{argv[0]} ended with {done.code}: {said}", f"run it yourself: {' '.join(argv)}")
@@ -85,7 +87,7 @@ def run_bounded(argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
     try:
         return run(argv, stdin=stdin, timeout_s=timeout_s, most_bytes=MOST_BYTES)
     except TimeoutError as error:
-        raise CommandError(f"{argv[0]} {error}", "look at the node, or raise mig.command_timeout_s") from error
+        raise CommandError(f"{argv[0]} {error}", "look at the node") from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise CommandError(f"{argv[0]}: {why}", "correct the commands of [mig]") from error

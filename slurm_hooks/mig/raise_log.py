@@ -5,7 +5,7 @@ Lines lie in `actions/mig-raise-YYYY-MM-DD.jsonl` (UTC days) below the store's r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -74,14 +74,6 @@ class RaiseLog:
         rows = self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)
         lines = (line for line in _lines(rows) if line.cluster == cluster)
         return standing(lines, lambda line: line.job_id, lambda line: line.what == "dropped")
-
-    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
-        """The number of lines that match. Raises StoreError."""
-        return self._lines.number(matches)
-
-    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Remove the lines that match, while no run of `almanac mig raise` is under way. Raises StoreError."""
-        self._lines.remove(matches)
 
     @property
     def _lines(self) -> JsonLines:

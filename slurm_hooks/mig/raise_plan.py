@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from advisor.decisions.mig_raise import PendingSlice, decide_raises
-from almanac.mig_raise_config import MigRaise
+from almanac.actions_config import MigRaise
 from almanac.records import Counts
 from almanac.units import MOST_USER_TEXT, format_duration
 from slurm_hooks.mig.raise_log import RaiseKind, RaiseLine
@@ -24,6 +24,14 @@ from telemetry.slurm.gres_queue import GresJob, GresNode, GresQueue
 OPT_IN, OPT_OUT = "almanac:larger", "almanac:same"
 """Words of a job's --comment."""
 WAITS = frozenset({"RESOURCES", "PRIORITY"})
+UNDO_S = 600
+"""Time until a raised job that still waits gets its own type back: an idle slice starts it within minutes."""
+AGAIN_S = 3600
+"""Time from then until almanac may raise the same job again."""
+SOON_S = 3600
+"""Pending jobs that may start within this time count as waiting for their type."""
+JOBS_PER_RUN = 20
+"""Most jobs that one run raises: each takes three commands, and the next run comes within minutes."""
 _SOUND = WAITS | {"NONE", ""}
 _IN_FORCE: frozenset[RaiseKind] = frozenset({"raise", "raised", "started", "undo"})
 
@@ -147,7 +155,7 @@ def _why_undo(job: GresJob, line: RaiseLine, settings: MigRaise, now_s: int, is_
         return f"Slurm: {job.reason or 'held'}"
     if not is_opted_in(job, settings.partitions):
         return "no longer opted in"
-    if now_s - line.time_s >= settings.undo_min * 60:
+    if now_s - line.time_s >= UNDO_S:
         return f"still waits after {format_duration(now_s - line.time_s)}"
     return ""
 
@@ -162,15 +170,15 @@ def _raises(
 ) -> list[RaiseOrder]:
     """In the queue's order. jobs: those without an order."""
     known = chains({name for node in state.nodes for name in node.total}, settings.types)
-    waiting = waiting_types(state.queue.jobs, now_s, settings.soon_min * 60)
+    waiting = waiting_types(state.queue.jobs, now_s, SOON_S)
     pool = IdlePool.of(state.nodes, state.reservations, now_s)
     orders: list[RaiseOrder] = []
     for job in sorted(jobs, key=lambda job: (-job.priority, job.job_id)):
         request = one_slice(job.requests)
         chain = next((each for each in known if request and request.type in each), ())
         why_not = _why_not(job, request, chain, log, settings, now_s)
-        if not why_not and len(orders) >= settings.jobs_per_run:
-            why_not = "waits for the next run (jobs_per_run)"
+        if not why_not and len(orders) >= JOBS_PER_RUN:
+            why_not = "waits for the next run (20 jobs a run)"
         if why_not or request is None:
             counts.drop(why_not)
             continue
@@ -214,7 +222,7 @@ def _why_not(
     if not chain:
         return "its type is in no order of sizes (mig_raise.types)"
     if line and line.is_about(job):
-        return _why_not_again(line, settings, now_s) or _why_not_now(job)
+        return _why_not_again(line, now_s) or _why_not_now(job)
     return _why_not_now(job)
 
 
@@ -224,10 +232,10 @@ def _why_not_now(job: GresJob) -> str:
     return "" if job.reason in WAITS else "does not wait for resources or priority"
 
 
-def _why_not_again(line: RaiseLine, settings: MigRaise, now_s: int) -> str:
+def _why_not_again(line: RaiseLine, now_s: int) -> str:
     if line.what == "owner":
         return "somebody changed its request after a raise"
     if line.what in _IN_FORCE:
         return "raised, and still waits"
-    is_recent = now_s - line.time_s < settings.again_min * 60
-    return "had its own type back within again_min" if is_recent else ""
+    is_recent = now_s - line.time_s < AGAIN_S
+    return "had its own type back within the last hour" if is_recent else ""

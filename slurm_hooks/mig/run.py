@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from advisor.decisions.mig_layout import LayoutChange
 from almanac import __version__
+from almanac.actions_config import MigMode
 from almanac.errors import AlmanacError, CommandError
-from almanac.mig_config import MigMode
 from almanac.units import printable
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
 from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus
@@ -25,6 +25,12 @@ from slurm_hooks.mig.slurm_side import DYNAMIC, SlurmSide, SlurmView
 from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, is_own_drain, next_step, unlike
 
 POLL_S = 0.5
+RUN_S = 900
+"""Seconds after which a run stops waiting; the next run goes on."""
+JOB_WAIT_S = 300
+"""Seconds to wait for a job that reached the node before the drain; then the node is resumed."""
+VERIFY_S = 180
+"""Seconds until Slurm must show the new layout: slurmd restarts and registers within one."""
 MOST_FAULT = 200
 MOST_LOOKS = 5
 """Looks at a node that changes all the time, until its failed change is left to the next run."""
@@ -103,15 +109,15 @@ class MigRun:
                 self._undo(change, why)
 
     def drive(self) -> None:
-        """Go on with every change until none can go on, or mig.run_s is over. Raises CommandError, StoreError."""
-        until_s, answered_s = self.clock() + self.settings.config.run_s, self.clock()
+        """Go on with every change until none can go on, or RUN_S is over. Raises CommandError, StoreError."""
+        until_s, answered_s = self.clock() + RUN_S, self.clock()
         while self._active() and self.clock() < until_s:
             try:
                 moved = [self._advance(node) for node in list(self._active())]
                 answered_s = self.clock()
             except CommandError:
                 # slurmctld restarts. What was ordered is on disk, and is looked at again.
-                if self.clock() - answered_s > self.settings.config.verify_timeout_s:
+                if self.clock() - answered_s > VERIFY_S:
                     raise
                 moved = []
             if not any(moved) and self._active():
@@ -148,7 +154,7 @@ class MigRun:
         """One step of a node. Returns whether anything was done."""
         view = self.slurm.view(self._now_s())
         change = self.state.changes[node]
-        limits = StepLimits(self.settings.config.job_wait_s, self.settings.config.verify_timeout_s)
+        limits = StepLimits(JOB_WAIT_S, VERIFY_S)
         step = next_step(change, view.sight(node, self._refusal(change, view)), self._now_s(), limits)
         if step.action is Action.APPLY and change.waits_for_jobs and self._must_wait(node):
             step = Step(Action.WAIT, "another node is under change, or failed")

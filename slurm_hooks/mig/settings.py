@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from almanac.actions_config import Mig
 from almanac.errors import ConfigError
-from almanac.mig_config import Mig
 from slurm_hooks.mig.layouts import GresNames, gres_names
 from telemetry.slurm.hostlist import expand
 

@@ -20,7 +20,6 @@ from advisor.decisions.pack_shares import (
     ShareTry,
     next_shares,
     record,
-    start_search,
 )
 from slurm_hooks.pack.items import Item
 from slurm_hooks.pack.message import say
@@ -109,8 +108,8 @@ class TaskSearch:
 
     def _search(self, saved: Saved, claims: Mapping[str, Claim], found: _GpuSet) -> ShareSearch:
         pending = tuple(one.shares for one in claims.values())
-        jobs = [self._job(position, saved.tries, found) for position in range(self._goal.jobs)]
-        return replace(start_search(self._goal.objective, jobs), tries=saved.tries, pending=pending)
+        jobs = tuple(self._job(position, saved.tries, found) for position in range(self._goal.jobs))
+        return ShareSearch(self._goal.objective, jobs, saved.tries, pending)
 
     def _job(self, position: int, tries: tuple[ShareTry, ...], found: _GpuSet) -> PackedJob:
         """Steps that are left; without a total, as many as the task made in a second of the first try."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +20,8 @@ from slurm_hooks.last_look import standing
 from slurm_hooks.placement.request import MAX_TEXT, Key
 from telemetry.slurm.placement_queue import QueueJob
 
+REQUEUE_DELAY_S = 121.0
+"""Seconds from a requeue to the next start: Slurm holds a requeued job for 120 s."""
 KEEP_DAYS = 90
 """Older lines are not looked at: a job that waits longer keeps the request that it has."""
 LEAST_DELAYS, MOST_DELAYS = 3, 20
@@ -98,10 +100,10 @@ class PlacementHistory:
         """The requeues of this submission of the job, oldest first."""
         return tuple(line for line in self.requeues.get(job.job_id, ()) if line.is_about(job))
 
-    def requeue_delay_s(self, otherwise_s: float) -> float:
-        """The median of the newest measured delays, once there are a few."""
+    def requeue_delay_s(self) -> float:
+        """The median of the newest measured delays, once there are a few; until then REQUEUE_DELAY_S."""
         known = self.delays_s[-MOST_DELAYS:]
-        return statistics.median(known) if len(known) >= LEAST_DELAYS else otherwise_s
+        return statistics.median(known) if len(known) >= LEAST_DELAYS else REQUEUE_DELAY_S
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,6 @@ class PlacementLog:
         delays = tuple(line.delay_s for line in lines if line.delay_s is not None and line.what == "restarted")
         newest = standing(lines, lambda line: line.job_id, lambda line: line.what == "dropped")
         return PlacementHistory(newest, requeues, delays)
-
-    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
-        """The number of lines that match. Raises StoreError."""
-        return self._lines.number(matches)
-
-    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Remove the lines that match, while no run of `almanac place` is under way. Raises StoreError."""
-        self._lines.remove(matches)
 
     def _require_safe(self) -> None:
         """Raises StoreError where anybody else could have written the record: its texts go to Slurm."""

@@ -22,6 +22,10 @@ MOST_REQUEUES = 2
 """Of one job, ever."""
 LEAST_BETWEEN_S = HOUR_S
 """From a requeue of a job, and from its start, to its next requeue."""
+START_UP_S = 120.0
+"""Seconds that a restarted job needs until it goes on from its checkpoint, beside the delay that Slurm adds."""
+CHECKPOINT_S = 300.0
+"""Jobs whose --signal asks for more seconds for their checkpoint are not requeued: a run of almanac waits for it."""
 MOST_READ = 5
 """Candidates whose options are read in one run."""
 
@@ -80,7 +84,7 @@ def plan_moves(
     placed = {order.job.job_id: order.gpu_type for order in plan.orders if order.what == "place"}
     types = decide(rows_of(cluster, times, placed, left, now_s), cluster, MOVE_RULES)
     free = _free(cluster, plan)
-    cost_s = history.requeue_delay_s(cluster.settings.requeue_delay_s) + cluster.settings.start_up_s
+    cost_s = history.requeue_delay_s() + START_UP_S
     wanted = []
     for each in found:
         kind = types.get(each.job.job_id, each.kind)
@@ -126,7 +130,7 @@ def _candidates(
         allowed = {*(request.allowed & cluster.reachable(job) if request else ()), cluster.type_of(job)}
         times = usable_times(job, found.get(job.job_id, ()), sorted(allowed))
         kind = cluster.type_of(job)
-        done = _done(job, history, times[kind].run_s, cluster.settings.start_up_s, now_s) if kind in times else 1.0
+        done = _done(job, history, times[kind].run_s, now_s) if kind in times else 1.0
         if len(times) < 2 or not 0 <= done < 1:
             counts.drop("its run times are not known well enough")
         else:
@@ -134,10 +138,10 @@ def _candidates(
     return candidates
 
 
-def _done(job: QueueJob, history: PlacementHistory, run_s: float, start_up_s: float, now_s: int) -> float:
+def _done(job: QueueJob, history: PlacementHistory, run_s: float, now_s: int) -> float:
     """Share of the work that is done: before the last requeue, and since."""
     before = history.requeues_of(job)
-    elapsed_s = now_s - (job.start_s or now_s) - (start_up_s if before else 0.0)
+    elapsed_s = now_s - (job.start_s or now_s) - (START_UP_S if before else 0.0)
     return (before[-1].done if before else 0.0) + max(0.0, elapsed_s) / run_s
 
 
@@ -174,8 +178,8 @@ def _move(
     if terms.why_not or terms.signal is None:
         counts.drop(terms.why_not or "has no --signal for a checkpoint")
         return None
-    if terms.signal.before_s > cluster.settings.checkpoint_s:
-        counts.drop("asks for more time for its checkpoint than placement.checkpoint_s")
+    if terms.signal.before_s > CHECKPOINT_S:
+        counts.drop("asks for more time for its checkpoint than 300 s")
         return None
     if request is None or not (is_sendable(request.text) and is_sendable(request.of(kind))):
         counts.drop("its request of GPU types is none that almanac can change")

@@ -20,6 +20,12 @@ from slurm_hooks.placement.request import Key, TypeRequest, names_one
 from slurm_hooks.placement.state import WAITS_FOR, Cluster, SpeedTable, Times, usable_times
 from telemetry.slurm.placement_queue import QueueJob
 
+JOBS_PER_RUN = 20
+"""Most pending jobs that one run changes: each takes three commands, and the next run comes within minutes."""
+UNDO_S = 600
+"""Time until a job that still waits gets its own request back, or may be placed elsewhere."""
+AGAIN_S = 3600
+"""Time from then until almanac may place the same job again."""
 IN_FORCE: frozenset[Kind] = frozenset(
     {"place", "placed", "refused", "undo", "requeue", "requeued", "stopped", "restarted"}
 )
@@ -90,7 +96,7 @@ def plan_placement(
         if not job.is_pending or job.job_id in busy:
             continue
         if why_not := _why_not(job, cluster, history, noted.get(job.job_id), now_s):
-            if late := _late(job, history, cluster.settings.undo_min, now_s):
+            if late := _late(job, history, now_s):
                 faults.append(late)
             else:
                 counts.drop(why_not)
@@ -220,11 +226,11 @@ def _fault(job: QueueJob, history: PlacementHistory, cluster: Cluster, noted: Ki
     return None
 
 
-def _late(job: QueueJob, history: PlacementHistory, undo_min: float, now_s: int) -> Order | None:
+def _late(job: QueueJob, history: PlacementHistory, now_s: int) -> Order | None:
     """Of a placed job that waits for something else than GPUs, such as a limit on its new type."""
     line = line_of(job, history)
     is_bound = job.gres.priority == 0 or job.gres.reason in WAITS_FOR | {"BEGINTIME", "DEPENDENCY"}
-    if line is None or is_bound or job.waits_for_jobs or now_s - line.time_s < undo_min * 60:
+    if line is None or is_bound or job.waits_for_jobs or now_s - line.time_s < UNDO_S:
         return None
     return _undo(job, history, f"Slurm: {job.gres.reason or 'no reason'}")
 
@@ -250,7 +256,7 @@ def _why_not(job: QueueJob, cluster: Cluster, history: PlacementHistory, noted: 
         return "does not wait for resources or priority"
     if own_request(job, cluster, line) is None:
         return "its request of GPU types is none that almanac can change"
-    return _why_not_again(line, noted, settings.undo_min, settings.again_min, now_s) if line else ""
+    return _why_not_again(line, noted, now_s) if line else ""
 
 
 def why_not_plain(job: QueueJob) -> str:
@@ -262,11 +268,11 @@ def why_not_plain(job: QueueJob) -> str:
     return "names its nodes" if job.gres.required_nodes else ""
 
 
-def _why_not_again(line: PlacementLine, noted: Kind | None, undo_min: float, again_min: float, now_s: int) -> str:
+def _why_not_again(line: PlacementLine, noted: Kind | None, now_s: int) -> str:
     if line.what in IN_FORCE - {"refused"} and noted not in ("refused", "undone"):
         return ""
-    is_recent = now_s - line.time_s < again_min * 60
-    return "got its own request back within again_min, or Slurm refused the change" if is_recent else ""
+    is_recent = now_s - line.time_s < AGAIN_S
+    return "got its own request back within the last hour, or Slurm refused the change" if is_recent else ""
 
 
 def own_request(job: QueueJob, cluster: Cluster, line: PlacementLine | None) -> TypeRequest | None:
@@ -284,8 +290,7 @@ def _orders(
     """In the queue's order."""
     lines = {job.job_id: line for job in jobs if (line := line_of(job, history)) and is_placed(job, line)}
     kinds = {job.job_id: type_now(job, lines[job.job_id], cluster) for job in jobs if job.job_id in lines}
-    wait_s = cluster.settings.undo_min * 60
-    pinned = {number: kinds[number] for number, line in lines.items() if now_s - line.time_s < wait_s}
+    pinned = {number: kinds[number] for number, line in lines.items() if now_s - line.time_s < UNDO_S}
     types = decide(rows_of(cluster, times, pinned, {}, now_s), cluster, PENDING_RULES) if times else {}
     orders: list[Order] = []
     for job in sorted(jobs, key=lambda job: (-job.gres.priority, job.job_id)):
@@ -312,8 +317,8 @@ def _place(
         counts.drop("its request of GPU types is none that almanac can change")
     elif line is None and names_one(request) == wanted:
         counts.drop("asks for the best type already")
-    elif sum(order.what == "place" for order in orders) >= cluster.settings.jobs_per_run:
-        counts.drop("waits for the next run (jobs_per_run)")
+    elif sum(order.what == "place" for order in orders) >= JOBS_PER_RUN:
+        counts.drop("waits for the next run (20 jobs a run)")
     else:
         shown = shown_text(job, request.key)
         why = f"{format_duration(times[job.job_id][wanted].run_s)} on {wanted}"

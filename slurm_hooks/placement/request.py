@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from almanac.placement_config import TypeSelector
+from almanac.actions_config import TypeSelector
 from telemetry.slurm.gres_queue import TYPE, RequestKey
 
 MAX_TEXT = 1024

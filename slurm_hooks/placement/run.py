@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from almanac import __version__
+from almanac.actions_config import Placement
 from almanac.errors import CommandError, ConfigError
-from almanac.placement_config import Placement
 from almanac.units import DAY_S, format_duration
 from slurm_hooks.last_look import GONE, Facts, batches, job_facts, must_still_hold, requeued_facts
 from slurm_hooks.mig.raise_run import require_release
@@ -27,6 +27,8 @@ from telemetry.slurm.commands import Done
 from telemetry.slurm.placement_queue import QueueJob, QueueView, queue_nodes, read_jobs, read_queue, require_readable
 from telemetry.sources.sacct_text import optional_number
 
+MAX_AGE_S = 60.0
+"""Seconds after which a look at Slurm is too old to act on: by then jobs have started."""
 LOOK_S = 6.0
 """Seconds until a change shows."""
 UPDATE_S, PAUSE_S = 20.0, 0.5
@@ -144,10 +146,10 @@ class PlacementActor:
 
     def _require_fresh(self, read_s: float) -> None:
         age_s = self.clock() - read_s
-        if not 0 <= age_s + 1 <= self.settings.max_age_s + 1:
+        if not 0 <= age_s + 1 <= MAX_AGE_S + 1:
             raise CommandError(
                 f"the look at Slurm is {format_duration(abs(age_s))} old, or from the future",
-                "run this again; if Slurm is that slow, raise placement.max_age_s",
+                "run this again when slurmctld answers faster",
             )
 
     def _jobs(self, job_ids: Collection[int]) -> dict[int, QueueJob]:

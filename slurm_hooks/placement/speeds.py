@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from advisor.artefacts import load_speeds
+from advisor.duration.intervals import COVERAGE
 from advisor.speed.runs import load_speed_runs
 from advisor.speed.site import request_times, user_families
 from almanac.errors import AlmanacError, NoModelError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 LONG_RUN = 0.9
 """Probability that a run is in the interval whose end must be within the time limit."""
-TRAIN = "run `almanac train`, or see `systemctl status almanac-train.timer`"
+TRAIN = "run `almanac train`, or see `almanac run --list`"
 
 
 def stored_speeds(store: ClusterStore, config: Config, now_s: int, users: Collection[str]) -> SpeedTable:
@@ -44,8 +45,7 @@ def stored_speeds(store: ClusterStore, config: Config, now_s: int, users: Collec
             )
         return {
             job.job_id: [
-                _run_time(each, config.training.coverage)
-                for each in request_times(job.record.request(), families, table, None, config)
+                _run_time(each, COVERAGE) for each in request_times(job.record.request(), families, table, None, config)
             ]
             for job in jobs
         }

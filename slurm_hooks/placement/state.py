@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from almanac.placement_config import Placement
+from almanac.actions_config import Placement
 from slurm_hooks.placement.request import TypeRequest, type_request
 from telemetry.slurm.gres_queue import GresNode, RequestKey, in_service
 from telemetry.slurm.hostlist import expand

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from almanac.gpu_type_config import GpuType
-from almanac.placement_config import Placement
+from almanac.actions_config import Placement
+from almanac.submit_config import GpuType
 from almanac.units import listed
 from telemetry.slurm.placement_queue import QueueNode
 

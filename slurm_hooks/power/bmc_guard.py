@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from almanac.errors import CommandError
-from slurm_hooks.power.redfish import BmcError
+from slurm_hooks.power.bmc_file import BmcError
 from telemetry.slurm import hostlist
 from telemetry.slurm.commands import SlurmCommands
 from telemetry.slurm.node_states import without_fulfilled

@@ -11,39 +11,28 @@ import syslog
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from almanac.units import printable
 from slurm_hooks.last_look import Facts, must_still_hold
-from slurm_hooks.power.bmc_file import BmcFile
+from slurm_hooks.power.bmc_file import BmcError, BmcFile
 from slurm_hooks.power.bmc_guard import NodeStates, why_not_off, why_not_on
 from slurm_hooks.power.bmc_methods import Method, method_of
-from slurm_hooks.power.redfish import BmcError
 
 POLL_S = 2.0
 LOCK_POLL_S = 0.2
 
 
-class RefusedError(Exception):
-    """Slurm's word on a node forbids the change."""
+class EndedError(Exception):
+    """The node is left alone. result: "refused" by Slurm's word on it, or "stopped" with the program."""
 
-
-class StoppedError(Exception):
-    """The program was told to end."""
-
-
-@dataclass(frozen=True)
-class SwitchOutcome:
-    """How it went. result: done, already, refused, stopped or failed."""
-
-    node: str
-    result: str
-    message: str = ""
-    tries: int = 0
-    took_s: float = 0.0
+    def __init__(self, result: str, message: str) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 @dataclass
@@ -54,46 +43,41 @@ class Switch:
     file: BmcFile
     bmc_handle: int
     states: NodeStates
-    poll_s: float = POLL_S
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, nodes: Sequence[str], log: Callable[[SwitchOutcome], None]) -> list[SwitchOutcome]:
-        """Change every node; `log` hears of each as soon as it is done."""
+    def run(self, nodes: Sequence[str], log: Log) -> Counter[str]:
+        """Change every node, and log each as soon as it is done. Returns how many ended in each way."""
 
-        def one(node: str) -> SwitchOutcome:
-            outcome = self._node(node)
-            log(outcome)
-            return outcome
+        def one(node: str) -> str:
+            started_s = time.monotonic()
+            result, message, tries = self._node(node)
+            log.node(node, result, message, tries, round(time.monotonic() - started_s, 2))
+            return result
 
         with ThreadPoolExecutor(self.file.parallel) as pool:
-            return list(pool.map(one, nodes))
+            return Counter(pool.map(one, nodes))
 
-    def _node(self, node: str) -> SwitchOutcome:
-        started_s, tries = time.monotonic(), 0
-
-        def outcome(result: str, message: str = "") -> SwitchOutcome:
-            return SwitchOutcome(node, result, message, tries, round(time.monotonic() - started_s, 2))
-
+    def _node(self, node: str) -> tuple[str, str, int]:
+        """How it went (done, already, refused, stopped, or failed), a message, and the number of tries."""
+        tries = 0
         bmc = self.file.by_node.get(node)
         if bmc is None:
-            return outcome("failed", "no [[bmc]] table of the BMC file names this node")
+            return "failed", "no [[bmc]] table of the BMC file names this node", tries
         try:
             method = method_of(bmc, node, self.file.timeout_s)
             with self._locked(node):
                 while True:
                     tries += 1
                     try:
-                        return outcome(*self._change(node, method))
+                        return *self._change(node, method), tries
                     except BmcError as error:
                         if error.is_final or tries > self.file.retries:
-                            return outcome("failed", str(error))
-                    self._wait(self.poll_s * 2 ** (tries - 1))
-        except RefusedError as error:
-            return outcome("refused", str(error))
-        except StoppedError:
-            return outcome("stopped", "the program was stopped")
+                            return "failed", str(error), tries
+                    self._wait(POLL_S * 2 ** (tries - 1))
+        except EndedError as error:
+            return error.result, str(error), tries
         except Exception as error:  # one node's trouble is not the others'; no text of it: it may hold a password
-            return outcome("failed", f"unexpected {type(error).__name__}")
+            return "failed", f"unexpected {type(error).__name__}", tries
 
     def _change(self, node: str, method: Method) -> tuple[str, str]:
         self._check(node)
@@ -112,8 +96,7 @@ class Switch:
         return "done", ""
 
     def _check(self, node: str) -> None:
-        if self.stop.is_set():
-            raise StoppedError
+        self._wait(0)
         refusals: dict[str, Facts] = {}
 
         def read(nodes: Collection[str]) -> dict[str, Facts]:
@@ -123,7 +106,7 @@ class Switch:
 
         try:
             if must_still_hold({node: {"refusal": ""}}, read):
-                raise RefusedError(refusals[node]["refusal"])
+                raise EndedError("refused", refusals[node]["refusal"])
         except BmcError:
             if self.wanted == "off":
                 raise
@@ -137,11 +120,11 @@ class Switch:
                 return True
             if time.monotonic() > until_s:
                 return False
-            self._wait(self.poll_s)
+            self._wait(POLL_S)
 
     def _wait(self, seconds: float) -> None:
         if self.stop.wait(seconds):
-            raise StoppedError
+            raise EndedError("stopped", "the program was stopped")
 
     @contextlib.contextmanager
     def _locked(self, node: str) -> Iterator[None]:
@@ -168,10 +151,10 @@ class Log:
         self._wanted, self._file = wanted, log_file
         syslog.openlog(f"almanac-power-{wanted}", syslog.LOG_PID, syslog.LOG_DAEMON)
 
-    def outcome(self, outcome: SwitchOutcome) -> None:
-        level = syslog.LOG_INFO if outcome.result in ("done", "already") else syslog.LOG_WARNING
-        message = printable(outcome.message, 300)
-        self._write({**outcome.__dict__, "message": message}, level)
+    def node(self, node: str, result: str, message: str, tries: int, took_s: float) -> None:
+        level = syslog.LOG_INFO if result in ("done", "already") else syslog.LOG_WARNING
+        row = {"node": node, "result": result, "message": printable(message, 300), "tries": tries, "took_s": took_s}
+        self._write(row, level)
 
     def note(self, **values: object) -> None:
         self._write(values, syslog.LOG_INFO)

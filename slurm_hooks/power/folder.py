@@ -37,6 +37,13 @@ class PowerFolder:
         """Raises StoreError where what is there cannot be believed or understood."""
         return memory.load(self.root / "state.json", cluster)
 
+    def load_or_fault(self, cluster: str) -> tuple[PowerState, str]:
+        """The state and "", or an empty state and what is wrong with the file."""
+        try:
+            return self.load(cluster), ""
+        except StoreError as error:
+            return PowerState(cluster=cluster), f"{error}; {error.hint}"
+
     def save(self, content: PowerState) -> None:
         """Raises StoreError."""
         memory.save(self.root / "state.json", content)

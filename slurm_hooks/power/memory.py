@@ -8,12 +8,13 @@ it.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, ValidationError, convert
 
 from almanac.errors import StoreError
 from almanac.plain_file import parse_json, with_checksum
@@ -24,6 +25,9 @@ from telemetry.store.atomic import make_inner_folder, write_atomically, writing
 VERSION = 1
 MAX_BYTES = 32 << 20
 MAX_TIMES = 2000
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""A count, or a time in unix seconds."""
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,11 @@ class NodeState:
     when it was given up, else None.
     """
 
-    downs_s: tuple[int, ...] = ()
-    changed_s: int | None = None
+    downs_s: tuple[Count, ...] = ()
+    changed_s: Count | None = None
     is_ours: bool = False
-    retries: int = 0
-    quarantined_s: int | None = None
+    retries: Count = 0
+    quarantined_s: Count | None = None
     is_told: bool = False
 
     def cycles(self, now_s: int) -> int:
@@ -58,11 +62,11 @@ class NodeSetState:
     forecast: of the last run, (quantile, nodes) of the highest demand within the horizon; empty where there was none.
     """
 
-    wakes_s: tuple[int, ...] = ()
-    short_s: tuple[int, ...] = ()
+    wakes_s: tuple[Count, ...] = ()
+    short_s: tuple[Count, ...] = ()
     asleep: tuple[str, ...] = ()
-    target: int | None = None
-    forecast: tuple[tuple[float, float], ...] = ()
+    target: Count | None = None
+    forecast: tuple[tuple[Finite, Finite], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class PowerState:
     """
 
     cluster: str = ""
-    since_s: int = 0
-    run_s: int = 0
+    since_s: Count = 0
+    run_s: Count = 0
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     sets: Mapping[str, NodeSetState] = field(default_factory=dict)
     exceptions: str | None = None
@@ -106,7 +110,7 @@ def load(path: Path, cluster: str) -> PowerState:
     try:
         owners = frozenset({0, os.geteuid(), path.parent.stat().st_uid})
         memory = _memory(parse_json(read_record(path, owners, MAX_BYTES)))
-    except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (BadRecordError, OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
         raise StoreError(
             f"{path}: {error if isinstance(error, BadRecordError) else 'cannot be parsed'}",
             "check who wrote it, then remove it; powered-down nodes stay known by their reason in Slurm",
@@ -125,71 +129,7 @@ def save(path: Path, memory: PowerState) -> None:
 
 
 def _memory(content: Any) -> PowerState:
-    """Raises ValueError, TypeError, KeyError or AttributeError."""
-    if content["version"] != VERSION:
+    """Raises ValueError, TypeError, KeyError, AttributeError, or ValidationError."""
+    if content["version"] != VERSION or not content.keys() >= {each.name for each in fields(PowerState)}:
         raise ValueError("of another version")
-    exceptions = content["exceptions"]
-    return PowerState(
-        cluster=_text(content["cluster"]),
-        since_s=_time(content["since_s"]),
-        run_s=_time(content["run_s"]),
-        nodes={_text(name): _node(each) for name, each in content["nodes"].items()},
-        sets={_text(name): _set(each) for name, each in content["sets"].items()},
-        exceptions=None if exceptions is None else _text(exceptions),
-        told=tuple(map(_text, content["told"])),
-    )
-
-
-def _node(content: Any) -> NodeState:
-    return NodeState(
-        downs_s=_times(content["downs_s"]),
-        changed_s=_time_or_none(content["changed_s"]),
-        is_ours=_claim(content["is_ours"]),
-        retries=_time(content["retries"]),
-        quarantined_s=_time_or_none(content["quarantined_s"]),
-        is_told=_claim(content["is_told"]),
-    )
-
-
-def _set(content: Any) -> NodeSetState:
-    return NodeSetState(
-        wakes_s=_times(content["wakes_s"]),
-        short_s=_times(content["short_s"]),
-        asleep=tuple(map(_text, content["asleep"])),
-        target=_time_or_none(content["target"]),
-        forecast=tuple((_number(quantile), _number(nodes)) for quantile, nodes in content.get("forecast", ())),
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("no text")
-    return value
-
-
-def _claim(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("neither true nor false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError("no number")
-    return float(value)
-
-
-def _time(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise TypeError("no count and no time")
-    return value
-
-
-def _time_or_none(value: Any) -> int | None:
-    return None if value is None else _time(value)
-
-
-def _times(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise TypeError("no list")
-    return tuple(map(_time, value))
+    return convert(content, PowerState)

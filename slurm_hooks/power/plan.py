@@ -15,17 +15,18 @@ from telemetry.slurm.backend import Node
 
 _UNFIT = NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE | NodeFlag.UNKNOWN
 _NOT_READY = _UNFIT | NodeFlag.ASLEEP
+WAKE_RETRIES = 1
+"""Orders to wake a node again before almanac quarantines it: a second boot fails only on a broken node."""
 _BELIEVED_S = 3600
 _FORGOTTEN, _SILENT = frozenset({"DOWN", "NOT_RESPONDING"}), "Not responding"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """limits, nodes_per_run: of the configuration. wake_retries: orders to wake a node again before it is given up."""
+    """Of the configuration."""
 
     limits: PowerLimits
     nodes_per_run: int = 20
-    wake_retries: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def select(nodes: Sequence[PowerNode], target: int | None, active: int, rules: R
     return NodeSelection(plan.wake, down, plan.short)
 
 
-def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: PowerState, wake_retries: int) -> Failures:
+def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: PowerState) -> Failures:
     """What to do about nodes that did not wake. Only nodes that almanac powered down, and that nobody drained since."""
     again, back, give_up, lost = [], [], [], []
     for name in names:
@@ -95,7 +96,7 @@ def failures_of(names: Sequence[str], nodes: Mapping[str, Node], memory: PowerSt
             continue
         if not {"POWERED_DOWN", "NOT_RESPONDING"} & node.states:
             back.append(name)
-        elif known.retries < wake_retries:
+        elif known.retries < WAKE_RETRIES:
             again.append(name)
         else:
             give_up.append(name)

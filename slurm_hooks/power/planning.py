@@ -13,10 +13,11 @@ from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
 from advisor.demand.features import STEP_MIN
 from advisor.demand.forecast import HORIZON
 from advisor.demand.model import PowerDecision, Spent
+from almanac.actions_config import ActuatorName
 from almanac.config import Config, NodeSet
 from almanac.errors import CommandError, ConfigError, StoreError
 from almanac.records import Counts
-from slurm_hooks.power.actuators import Actuator, ByCount, ByName
+from slurm_hooks.power.actuators import exceptions_by_count
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import PowerState
 from slurm_hooks.power.nodes import Surroundings, power_nodes, reserved_before
@@ -40,7 +41,6 @@ from telemetry.slurm.node_sets import LiveDemand, live_demand, members
 RESERVED_AHEAD_S = 3600
 """A node whose reservation starts within this time, and that of a boot, stays on; a sleeping one wakes."""
 HORIZON_MIN = HORIZON * STEP_MIN
-_IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
 
 
 class DemandSource(Protocol):
@@ -95,7 +95,7 @@ class PowerPlan:
     """
 
     now_s: int
-    actuator: Actuator
+    actuator: ActuatorName
     settings: PowerSettings
     sets: tuple[SetPlan, ...]
     memory: PowerState
@@ -120,13 +120,13 @@ class Planner:
     def plan(self) -> PowerPlan:
         """What a run would do now; nothing is written, nobody is told. Raises CommandError, ConfigError."""
         now_s = int(self.clock())
-        memory, fault = self._memory(now_s)
+        memory, fault = self.folder.load_or_fault(self.cluster)
         settings = read_settings(self.backend)
         listed = self.backend.nodes()
         exceptions = self._site_exceptions(settings, memory, listed)
-        actuator = self._actuator(settings, exceptions)
+        actuator = settings.actuator(self.config.power.actuator)
         around = self._surroundings(settings, exceptions, listed, now_s)
-        around = replace(around, memory=memory.nodes, tiers=self.config.tiers, takes_any=actuator.name == "count")
+        around = replace(around, memory=memory.nodes, tiers=self.config.tiers, takes_any=actuator == "count")
         held = self.folder.hold_reason()
         hold = held or fault or self._accounting_fault()
         pending = self.backend.pending(Counts())
@@ -141,11 +141,11 @@ class Planner:
             memory = observed(memory, node_set.name, nodes, power, now_s)
             plan = self._plan_set(node_set, demand, power, nodes, memory, around, hold, bool(fault), now_s)
             # By count, Slurm picks the nodes: they are counted when they are seen asleep.
-            told = plan.chosen if actuator.name == "names" else replace(plan.chosen, power_down=())
+            told = plan.chosen if actuator == "names" else replace(plan.chosen, power_down=())
             memory = intended(memory, node_set.name, told, plan.failures, plan.target, now_s)
             memory = memory.with_set(node_set.name, replace(memory.set_of(node_set.name), forecast=plan.forecast))
             sets.append(plan)
-        wanted = actuator.exceptions({each.node_set: each.kept for each in sets})
+        wanted = exceptions_by_count(exceptions, (each.kept for each in sets)) if actuator == "count" else None
         memory = replace(memory, run_s=now_s, since_s=memory.since_s or now_s)
         if wanted is not None:
             memory = replace(memory, exceptions=joined(exceptions), told=(*memory.told[-1:], wanted))
@@ -167,12 +167,6 @@ class Planner:
             reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
         )
 
-    def _memory(self, now_s: int) -> tuple[PowerState, str]:
-        try:
-            return self.folder.load(self.cluster), ""
-        except StoreError as error:
-            return PowerState(cluster=self.cluster), f"{error}; {error.hint}"
-
     def _accounting_fault(self) -> str:
         try:
             self.backend.require_accounting()
@@ -190,10 +184,6 @@ class Planner:
         found = parse_exceptions(memory.exceptions or "") if is_ours else settings.exceptions
         own = {name for each in self.config.node_sets for name in members(each, nodes)}
         return others(found, own)
-
-    def _actuator(self, settings: PowerSettings, exceptions: Sequence[KeptOn]) -> Actuator:
-        name = settings.actuator(self.config.power.actuator)
-        return ByCount(self.backend, exceptions) if name == "count" else ByName(self.backend)
 
     def _excluded(self) -> frozenset[str]:
         """Raises ConfigError where `exclude` is no host list."""
@@ -236,7 +226,7 @@ class Planner:
             decision = self._decision(node_set, names, ready + apart, spent, now_s)
         chosen = select(power, decision.target, demand.active, rules, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
-        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, rules.wake_retries)
+        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory)
         return SetPlan(
             node_set=node_set.name,
             demand=demand,
@@ -266,7 +256,7 @@ class Planner:
     def _rules(self, node_set: NodeSet) -> Rules:
         power = self.config.power
         limits = PowerLimits(node_set.warm_minimum, power.cycles_per_day, power.cooldown_s)
-        return Rules(limits, power.nodes_per_run, power.wake_retries)
+        return Rules(limits, power.nodes_per_run)
 
 
 def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: Surroundings) -> tuple[str, ...]:

@@ -1,38 +1,31 @@
-"""A node's power through Redfish (DMTF DSP0266): ComputerSystem.Reset over HTTPS with basic authentication.
+"""A node's power through Redfish (DMTF DSP0266), by the library sushy: ComputerSystem.Reset over HTTPS.
 
-The certificate is always verified. No redirect is followed and no proxy is used: the password goes to the BMC only.
+The certificate is always verified, no proxy is used, and the password goes to the BMC only: no answer leads elsewhere.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import http.client
-import json
-import ssl
+from collections.abc import Iterator
 from typing import Any, Literal
+from urllib.parse import urljoin
 
-from almanac.bounded import watch, within
-from slurm_hooks.power.bmc_file import Bmc
+import requests
+import sushy
+from sushy.auth import BasicAuth
+from sushy.connector import Connector
 
-_ROOT = "/redfish/v1/"
-_MAX_ANSWER = 1 << 20
+from slurm_hooks.power.bmc_file import BmcError, RedfishTable
+from telemetry.sources.bounded_session import BoundedAdapter, BoundedSession
+
+_MOST_ANSWER = 1 << 20
 _BUSY = (408, 409, 429)
-_RESETS = {"on": ("On",), "off": ("ForceOff",), "soft": ("GracefulShutdown",)}
-
-
-class BmcError(Exception):
-    """What a BMC said, or did not say. is_final: another try would fail in the same way."""
-
-    def __init__(self, message: str, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.is_final = is_final
-
-
-class _Connection(http.client.HTTPSConnection):
-    def connect(self) -> None:
-        super().connect()
-        watch(self.sock)
+_RESETS = {"on": sushy.ResetType.ON, "off": sushy.ResetType.FORCE_OFF, "soft": sushy.ResetType.GRACEFUL_SHUTDOWN}
+_POWER = {
+    # A node on its way off is still on, and the next look says more.
+    sushy.PowerState.ON: "on", sushy.PowerState.POWERING_ON: "on", sushy.PowerState.POWERING_OFF: "on",
+    sushy.PowerState.OFF: "off",
+}  # fmt: skip
 
 
 class Redfish:
@@ -40,86 +33,76 @@ class Redfish:
 
     can_soften = True
 
-    def __init__(self, bmc: Bmc, node: str, timeout_s: float) -> None:
-        self._where = bmc.text(bmc.address, node)
-        self._system = bmc.text(bmc.system, node)
-        self._user, self._ca_file, self._timeout_s = bmc.user, bmc.ca_file, timeout_s
-        login = base64.b64encode(f"{bmc.user}:{bmc.password}".encode()).decode()
-        self._headers = {"Accept": "application/json", "OData-Version": "4.0", "Authorization": f"Basic {login}"}
-        self._path = ""
+    def __init__(self, bmc: RedfishTable, node: str, timeout_s: float) -> None:
+        self._bmc, self._where = bmc, bmc.address.replace("{node}", node)
+        self._wanted = bmc.system.replace("{node}", node)
+        self._connector = _Connector(f"https://{self._where}/", timeout_s, bmc.ca_file or True)
+        self._found: Any = None
 
     def status(self) -> str | None:
-        power = str(self._get(self._system_path()).get("PowerState"))
-        # PoweringOn and PoweringOff are on their way: the next look says more.
-        known = {"On": "on", "Off": "off", "PoweringOn": "on", "PoweringOff": "on"}
-        if power not in known:
-            raise BmcError(f"{self._where}: PowerState is {power[:40]!r}, expected On or Off")
-        return known[power]
+        with self._errors():
+            power = self._system().power_state
+        if power not in _POWER:
+            raise BmcError(f"{self._where}: PowerState is not On or Off")
+        return _POWER[power]
 
     def set(self, wanted: Literal["on", "off", "soft"]) -> None:
-        path = self._system_path()
-        reset = _dict(_dict(self._get(path).get("Actions")).get("#ComputerSystem.Reset"))
-        allowed = reset.get("ResetType@Redfish.AllowableValues")
-        kinds = [kind for kind in _RESETS[wanted] if not isinstance(allowed, list) or kind in allowed]
-        if not kinds:
-            raise BmcError(f"{self._where}: the BMC has no reset {_RESETS[wanted][0]}", is_final=True)
-        target = self._inside(reset.get("target", f"{path}/Actions/ComputerSystem.Reset"))
-        self._request("POST", target, json.dumps({"ResetType": kinds[0]}).encode())
+        """In one request after a look at the status: Slurm was asked just before."""
+        with self._errors():
+            (self._found or self._system()).reset_system(_RESETS[wanted])
 
-    def _system_path(self) -> str:
-        """The configured member of the Systems collection, or its only one."""
-        if self._path:
-            return self._path
-        systems = self._inside(_dict(self._get(_ROOT).get("Systems")).get("@odata.id"))
-        members = self._get(systems).get("Members")
-        paths = [self._inside(_dict(one).get("@odata.id")) for one in members] if isinstance(members, list) else []
-        found = [path for path in paths if not self._system or path.rstrip("/").split("/")[-1] == self._system]
-        if len(found) != 1:
-            wanted = f"one named {self._system}" if self._system else 'one (choose it with system = "...")'
-            raise BmcError(f"{self._where}: {len(found)} of {len(paths)} systems fit, expected {wanted}", is_final=True)
-        self._path = found[0]
-        return found[0]
+    def _system(self) -> Any:
+        """The configured member of the Systems collection, or its only one, as it is now."""
+        if self._found:
+            self._found.refresh(force=True)
+            return self._found
+        login = BasicAuth(self._bmc.user.encode(), self._bmc.password.encode())  # in UTF-8; requests' own is Latin-1
+        root = sushy.Sushy("", auth=login, connector=self._connector)
+        paths = [str(path) for path in root.get_system_collection().members_identities]
+        fit = [path for path in paths if not self._wanted or path.rstrip("/").split("/")[-1] == self._wanted]
+        if len(fit) != 1:
+            wanted = f"one named {self._wanted}" if self._wanted else 'one (choose it with system = "...")'
+            raise BmcError(f"{self._where}: {len(fit)} of {len(paths)} systems fit, expected {wanted}", is_final=True)
+        self._found = root.get_system(fit[0])
+        return self._found
 
-    def _inside(self, path: object) -> str:
-        """A path of this BMC. Raises BmcError where it points elsewhere."""
-        if not isinstance(path, str) or not path.startswith("/redfish/") or not path.isprintable() or " " in path:
-            raise BmcError(f"{self._where}: not a Redfish path: {str(path)[:80]!r}", is_final=True)
-        return path
-
-    def _get(self, path: str) -> dict[str, Any]:
-        answer = self._request("GET", path)
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise BmcError for whatever an answer makes of sushy."""
         try:
-            return _dict(json.loads(answer))
-        except (ValueError, RecursionError):
-            raise BmcError(f"{self._where}{path}: the answer is not JSON") from None
-
-    def _request(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
-        try:
-            with within(self._timeout_s), contextlib.closing(self._connection()) as connection:
-                connection.request(method, path, body, headers)
-                answer = connection.getresponse()
-                text = answer.read(_MAX_ANSWER)
-        except ssl.SSLCertVerificationError as error:
-            raise BmcError(
-                f"{self._where}: certificate refused: {error.verify_message} (see ca_file)", is_final=True
-            ) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise BmcError(f"{self._where}: {type(error).__name__}: {error}") from None
-        if answer.status in (401, 403):
-            raise BmcError(f"{self._where}: the BMC refuses user {self._user} ({answer.status})", is_final=True)
-        if answer.status not in (200, 202, 204):
-            is_final = 400 <= answer.status < 500 and answer.status not in _BUSY
-            raise BmcError(f"{self._where}{path}: HTTP status {answer.status}", is_final)
-        return text
-
-    def _connection(self) -> http.client.HTTPSConnection:
-        try:
-            context = ssl.create_default_context(cafile=self._ca_file or None)
-            return _Connection(self._where, timeout=self._timeout_s, context=context)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise BmcError(f"{self._where}: ca_file or address cannot be used: {error}", is_final=True) from None
+            yield
+        except BmcError:
+            raise
+        except requests.exceptions.SSLError as error:
+            _, is_refused, why = str(error).partition("certificate verify failed: ")
+            said = f"certificate refused: {why} (see ca_file)" if is_refused else f"no TLS: {error}"
+            raise BmcError(f"{self._where}: {said}", bool(is_refused)) from None
+        except Exception as error:
+            why = str(error).rpartition("(Caused by ")[2][:200]
+            raise BmcError(f"{self._where}: {type(error).__name__}: {why}") from None
 
 
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+class _Connector(Connector):  # type: ignore[misc]
+    """Sends each request once, to this BMC only: sushy's own would repeat a Reset without another question to Slurm."""
+
+    def __init__(self, url: str, timeout_s: float, verify: str | bool) -> None:
+        super().__init__(url, verify=verify)
+        self._timeout_s = timeout_s
+        session = self._session = BoundedSession()
+        session.trust_env = False
+        session.adapters.clear()
+        session.mount(url, BoundedAdapter())
+        session.headers.update({"Accept": "application/json", "OData-Version": "4.0", "Connection": "close"})
+
+    def _op(self, method: str, path: str = "", data: object = None, **_: Any) -> requests.Response:
+        url = urljoin(self._url, path)
+        answer, body = self._session.fetch(
+            method, url, json=data, verify=self._verify, timeout=self._timeout_s, most_bytes=_MOST_ANSWER
+        )
+        status = answer.status_code
+        if status in (401, 403):
+            raise BmcError(f"the BMC refuses user and password of the BMC file ({status})", is_final=True)
+        if status not in (200, 202, 204):
+            raise BmcError(f"{url}: HTTP status {status}", 400 <= status < 500 and status not in _BUSY)
+        answer._content = body
+        return answer

@@ -11,13 +11,13 @@ from typing import Any
 
 from advisor.decisions.power_nodes import NodeFlag, may_power_down
 from almanac import __version__
+from almanac.actions_config import PowerMode
 from almanac.errors import StoreError
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.last_look import Facts, must_still_hold, node_facts
-from slurm_hooks.power.actuators import ByName, mark_facts, quarantine, resume, set_exceptions, unchanged, wake
+from slurm_hooks.power.actuators import mark_facts, power_down, quarantine, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import power_nodes
-from slurm_hooks.power.plan import confirmed
+from slurm_hooks.power.plan import WAKE_RETRIES, confirmed
 from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
 from slurm_hooks.power.settings import joined
 from telemetry.slurm.backend import Node, SlurmBackend
@@ -102,7 +102,7 @@ class PowerRun:
         return [
             {
                 "time_s": plan.now_s, "cluster": self.planner.cluster, "node_set": each.node_set, "what": what,
-                "nodes": fold(names), "number": len(names), "mode": mode, "actuator": plan.actuator.name,
+                "nodes": fold(names), "number": len(names), "mode": mode, "actuator": plan.actuator,
                 "target": each.target, "powered": each.powered, "active": each.demand.active,
                 "wanted": each.demand.wanted, "reason": each.reason, "almanac": __version__,
             }
@@ -110,15 +110,15 @@ class PowerRun:
         ]  # fmt: skip
 
     def _wake(self, each: SetPlan, plan: PowerPlan) -> SetOutcome:
-        failed, retries, backend = each.failures, self.planner.config.power.wake_retries, self._backend
+        failed, backend = each.failures, self._backend
 
         def still(names: Sequence[str], facts_of: Callable[[Node], Facts] = node_facts) -> tuple[str, ...]:
             return unchanged(backend, names, plan.nodes, facts_of, lambda name, why: self._drop(each, plan, name, why))
 
         said = wake(backend, still((*each.chosen.wake, *failed.again), mark_facts))
         said += resume(backend, still(failed.back))
-        said += quarantine(backend, still(failed.give_up), retries)
-        said += ByName(backend).power_down(still(failed.lost))
+        said += quarantine(backend, still(failed.give_up), WAKE_RETRIES)
+        said += power_down(backend, still(failed.lost))
         return SetOutcome(each, tuple(said))
 
     def _drop(self, each: SetPlan, plan: PowerPlan, name: str, why: str) -> None:
@@ -140,7 +140,7 @@ class PowerRun:
     def _power_down(self, outcome: SetOutcome, plan: PowerPlan) -> SetOutcome:
         """Of the nodes chosen, those that may still power down."""
         wanted = outcome.plan.chosen.power_down
-        if not wanted or plan.actuator.name == "count":
+        if not wanted or plan.actuator == "count":
             return outcome
 
         def read(names: Collection[str]) -> dict[str, Facts]:
@@ -158,7 +158,7 @@ class PowerRun:
 
         relied_on = {name: {"hold": "", "is fit": True, "reason": plan.nodes[name].reason} for name in wanted}
         changed = must_still_hold(relied_on, read)
-        said = plan.actuator.power_down([name for name in wanted if name not in changed])
+        said = power_down(self._backend, [name for name in wanted if name not in changed])
         for name, why in changed.items():
             self._drop(outcome.plan, plan, name, why)
         return replace(outcome, said=(*outcome.said, *said), changed=tuple(changed))
@@ -173,13 +173,13 @@ class PowerRun:
             name for each in outcomes for name in (*each.plan.chosen.power_down, *each.plan.failures.lost)
             if name not in each.changed and name not in each.unheard
         ]  # fmt: skip
-        if heard and not plan.fault and plan.actuator.name == "names":
+        if heard and not plan.fault and plan.actuator == "names":
             self.planner.folder.save(confirmed(plan.memory, heard))
 
     def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, Node], plan: PowerPlan) -> tuple[str, ...]:
         chosen, failed = outcome.plan.chosen, outcome.plan.failures
         told_up = (*chosen.wake, *failed.again)
-        told_down = () if plan.actuator.name == "count" else {*chosen.power_down, *failed.lost} - set(outcome.changed)
+        told_down = () if plan.actuator == "count" else {*chosen.power_down, *failed.lost} - set(outcome.changed)
         power = {each.name: each.flags for each in power_nodes((*told_up, *told_down), nodes, plan.around, plan.now_s)}
         slept_on = [n for n in told_up if power[n] & NodeFlag.ASLEEP and not power[n] & NodeFlag.BOOTING]
         stayed_on = [n for n in told_down if not power[n] & (_IS_POWERED_OFF | NodeFlag.BUSY | NodeFlag.UNKNOWN)]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from almanac.actions_config import ActuatorChoice, ActuatorName
 from almanac.errors import CommandError, ConfigError
-from almanac.power_config import ActuatorChoice, ActuatorName
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import expand, fold
 
@@ -135,7 +135,7 @@ def counted(names: Collection[str], count: int) -> KeptOn:
 
 def read_settings(backend: SlurmBackend) -> PowerSettings:
     """Raises CommandError where slurmctld does not answer, or lacks a setting."""
-    values = dict(_pairs(backend.configuration()))
+    values = values_of(backend.configuration())
     version = re.match(r"([0-9]+)\.([0-9]+)", values.get("SLURM_VERSION", ""))
     if version is None:
         raise CommandError("`scontrol show config` shows no SLURM_VERSION", "check that slurmctld answers")
@@ -145,22 +145,16 @@ def read_settings(backend: SlurmBackend) -> PowerSettings:
         suspend_time_s=None if time_s is None or time_s >= NEVER_S else time_s,
         suspend_timeout_s=_seconds(values, "SuspendTimeout") or 0,
         resume_timeout_s=_seconds(values, "ResumeTimeout") or 0,
-        has_programs=all(_value(values, name) for name in ("SuspendProgram", "ResumeProgram")),
-        exceptions=parse_exceptions(_value(values, "SuspendExcNodes")),
-        excluded_partitions=frozenset(filter(None, _value(values, "SuspendExcParts").split(","))),
+        has_programs=all(values.get(name) for name in ("SuspendProgram", "ResumeProgram")),
+        exceptions=parse_exceptions(values.get("SuspendExcNodes", "")),
+        excluded_partitions=frozenset(filter(None, values.get("SuspendExcParts", "").split(","))),
     )
 
 
-def _pairs(text: str) -> Iterable[tuple[str, str]]:
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            yield name.strip(), value.strip()
-
-
-def _value(values: dict[str, str], name: str) -> str:
-    value = values.get(name, "")
-    return "" if value == "(null)" else value
+def values_of(configuration: str) -> dict[str, str]:
+    """The settings of `scontrol show config`; "" for those that are not set."""
+    pairs = (line.partition("=") for line in configuration.splitlines())
+    return {name.strip(): value.strip().replace("(null)", "") for name, equals, value in pairs if equals}
 
 
 def _seconds(values: dict[str, str], name: str) -> int | None:

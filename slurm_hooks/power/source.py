@@ -19,6 +19,8 @@ from telemetry.slurm.node_sets import LiveDemand
 from telemetry.store.cluster_store import ClusterStore
 
 MINUTE_S = 60
+STALE_S = 1800
+"""Age of demand data above which nothing powers down: three power runs without a count."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,18 @@ class StoredDemand:
         end_s = (now_s // MINUTE_S + 1) * MINUTE_S
         start_s = end_s - TAIL_MIN * MINUTE_S
         series = demand_series(self.store, node_set, names, start_s, end_s)
-        if stale := stale_reason(series, end_s, self.config.power.stale_s):
+        if stale := stale_reason(series, end_s):
             return PowerDecision(None, stale)
         return trained.model.decide(series, powered, spent)
 
 
-def stale_reason(series: NodeSeries, end_s: int, stale_s: int) -> str:
+def stale_reason(series: NodeSeries, end_s: int) -> str:
     """Why demand is too old to power down by; "" where it is fresh."""
     usable = np.flatnonzero(series.is_usable)
     if not len(usable):
         return "no demand is known: run `almanac ingest`"
     begin_s = int(series.start.astype("datetime64[s]").astype(np.int64))
     age_s = end_s - (begin_s + (int(usable[-1]) + 1) * MINUTE_S)
-    if age_s <= stale_s:
+    if age_s <= STALE_S:
         return ""
-    return f"demand is {format_duration(age_s)} old, the limit is {format_duration(stale_s)}: run `almanac ingest`"
+    return f"demand is {format_duration(age_s)} old, the limit is {format_duration(STALE_S)}: run `almanac ingest`"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from almanac.actions_config import PowerMode
 from almanac.config import Config
-from almanac.errors import StoreError
-from almanac.power_config import PowerMode
 from almanac.records import Counts
 from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import PowerState
 from slurm_hooks.power.nodes import DID_NOT_WAKE, Surroundings, is_ours
 from telemetry.slurm.backend import SlurmBackend
 from telemetry.slurm.node_sets import LiveDemand, is_asleep, live_demand, members
@@ -44,11 +42,7 @@ class Status:
 
 def status_of(backend: SlurmBackend, config: Config, folder: PowerFolder, cluster: str, now_s: int) -> Status:
     """Raises CommandError where slurmctld does not answer."""
-    fault = ""
-    try:
-        memory = folder.load(cluster)
-    except StoreError as error:
-        memory, fault = PowerState(cluster=cluster), f"{error}; {error.hint}"
+    memory, fault = folder.load_or_fault(cluster)
     nodes, pending = backend.nodes(), backend.pending(Counts())
     around = Surroundings(memory=memory.nodes, takes_any=memory.exceptions is not None)
     sets = []

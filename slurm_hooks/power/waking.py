@@ -14,7 +14,7 @@ from almanac.errors import RequestError
 from slurm_hooks.last_look import node_facts
 from slurm_hooks.power.actuators import mark_facts, resume, set_exceptions, unchanged, wake
 from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, RESUME_FAILED
-from slurm_hooks.power.settings import KeptOn, joined, read_settings
+from slurm_hooks.power.settings import KeptOn, joined, others, read_settings
 from telemetry.slurm.backend import Node, SlurmBackend
 from telemetry.slurm.hostlist import expand, fold
 from telemetry.slurm.node_sets import members
@@ -113,14 +113,5 @@ def keep_on(backend: SlurmBackend, names: Collection[str]) -> list[str]:
     settings = read_settings(backend)
     if settings.suspend_time_s is None or not names:
         return []
-    own = frozenset(names)
-    kept = [each for each in settings.exceptions if each.count is None or not own & _nodes_or_none(each)]
-    wanted = joined((*kept, KeptOn(fold(sorted(own)))))
+    wanted = joined((*others(settings.exceptions, names), KeptOn(fold(sorted(set(names))))))
     return set_exceptions(backend, joined(settings.exceptions), wanted)
-
-
-def _nodes_or_none(entry: KeptOn) -> frozenset[str]:
-    try:
-        return frozenset(expand(entry.hosts))
-    except ValueError:
-        return frozenset()

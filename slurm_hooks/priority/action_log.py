@@ -5,7 +5,7 @@ Lines lie in `actions/reprioritize-YYYY-MM-DD.jsonl` (UTC days) below the store'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,14 +63,6 @@ class ActionLog:
         rows = self._lines.read(now_s - KEEP_DAYS * DAY_S, now_s)
         actions = (action for action in _actions(rows) if action.cluster == cluster)
         return standing(actions, lambda action: action.job_id, lambda action: action.what == "dropped")
-
-    def number(self, matches: Callable[[Mapping[str, Any]], bool]) -> int:
-        """The number of lines that match. Raises StoreError."""
-        return self._lines.number(matches)
-
-    def remove(self, matches: Callable[[Mapping[str, Any]], bool]) -> None:
-        """Remove the lines that match, while no run of `almanac reprioritize` is under way. Raises StoreError."""
-        self._lines.remove(matches)
 
     @property
     def _lines(self) -> JsonLines:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from advisor.memory.growth import RULES, FamilyPeaks, RunTime
+from advisor.memory.growth import RunTime
 from almanac.names import name_key
 from almanac.submit_config import SITE
 from slurm_hooks.advice.file import FAMILY, usable
@@ -27,11 +27,6 @@ class SiteFacts:
     capacities_mib: Mapping[str, int] = field(default_factory=dict)
     predicted_s: float | None = None
     peak_mib: float | None = None
-
-    @property
-    def family(self) -> FamilyPeaks | None:
-        """The publisher states a bound only from enough runs."""
-        return FamilyPeaks(RULES.least_runs, self.peak_mib) if self.peak_mib else None
 
     def run_time(self, own_s: float | None, limit_s: float | None) -> RunTime:
         """own_s: the user's word, which counts as exact."""

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from advisor.memory.allocator import AllocatorWatch
-from advisor.memory.growth import FamilyPeaks, GrowthWatch, RunTime
+from advisor.memory.growth import GrowthWatch, RunTime
 from slurm_hooks.restart.iterations import IterationFile
 from slurm_hooks.restart.memory import GpuMemory
-
-
-@dataclass(frozen=True)
-class Outgrown:
-    """Why the job is restarted early; text: with figures, for the log line."""
-
-    text: str
 
 
 class MemoryWatch:
@@ -25,27 +17,28 @@ class MemoryWatch:
         self,
         read: Callable[[], GpuMemory | None],
         run_time: RunTime,
-        family: FamilyPeaks | None,
+        family_peak_mib: float | None,
         iterations: IterationFile | None,
     ) -> None:
-        self._read, self._run_time, self._family, self._iterations = read, run_time, family, iterations
+        self._read, self._run_time, self._family, self._iterations = read, run_time, family_peak_mib, iterations
         self._growth: GrowthWatch | None = None
         self._allocator: AllocatorWatch | None = None
 
-    def look(self, since_start_s: float) -> Outgrown | None:
+    def look(self, since_start_s: float) -> str | None:
+        """Why the job is to restart early, with figures, or None."""
         memory = self._read()
         if memory is None:
             return None
         if self._growth is None or self._allocator is None:
             self._growth = GrowthWatch(memory.capacity_mib, self._run_time, self._family)
-            self._allocator = AllocatorWatch(memory.capacity_mib)
-        outlook = self._growth.observe(since_start_s, memory.used_mib)
+            self._allocator = AllocatorWatch(memory.capacity_mib, self._family)
+        full_s = self._growth.observe(since_start_s, memory.used_mib)
         use = f"{memory.used_mib:.0f} of {memory.capacity_mib:.0f} MiB used"
-        if outlook.outgrows and outlook.full_s is not None:
-            return Outgrown(f"{use}, full in about {max(0.0, outlook.full_s - since_start_s):.0f} s")
+        if full_s is not None:
+            return f"{use}, full in about {max(0.0, full_s - since_start_s):.0f} s"
         for iteration, last in self._iterations.new() if self._iterations else ():
-            if self._allocator.observe(iteration, last, self._family):
-                return Outgrown(f"{use}, more than the capacity predicted from the allocator's requests")
+            if self._allocator.observe(iteration, last):
+                return f"{use}, more than the capacity predicted from the allocator's requests"
         return None
 
 

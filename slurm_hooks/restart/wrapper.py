@@ -109,7 +109,9 @@ class Session:
     def watch(self, plan: Plan) -> MemoryWatch:
         run_time = plan.site.run_time(self._options.run_time_s, limit_s(self._environ))
         iterations = IterationFile(self._options.memory_file) if self._options.memory_file else None
-        return MemoryWatch(lambda: read_memory(self._run, self._environ), run_time, plan.site.family, iterations)
+        return MemoryWatch(
+            lambda: read_memory(self._run, self._environ), run_time, plan.site.peak_mib or None, iterations
+        )
 
     def since_start_s(self) -> float:
         return self._clock() - self._start_s
@@ -155,7 +157,7 @@ def supervise(command: Command, output: FileOutput | PipeOutput, session: Sessio
             watch = None
             continue
         if outgrown is not None:
-            code = leave_early(command, session, plan, options, outgrown.text)
+            code = leave_early(command, session, plan, options, outgrown)
             watch = None
             if code is not None:
                 return code

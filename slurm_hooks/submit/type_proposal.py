@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from advisor.decisions.gpu_type import GpuTypeRules, RunTime, TypeAdvice, decide_type
-from almanac.gpu_type_config import GpuType
 from almanac.gpu_types import asked_types, mixed_types, names_other_type, rewrite_type, unmixed
 from almanac.records import Request
-from almanac.submit_config import Tier
+from almanac.submit_config import GpuType, Tier
 from almanac.tiers import Rewrite
 from slurm_hooks.advice.file import FAMILY, Row
 from slurm_hooks.advice.waits_file import WaitsFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,23 +20,25 @@ CONTENTS_NAME = "contents"
 
 
 def write_tables(results: Mapping[str, Result], folder: Path) -> list[Path]:
-    """Write NAME.parquet and NAME.csv of every table, and of `contents`; files of the same names are replaced.
+    """Write NAME.parquet and NAME.csv of every table, and of `contents`, as `write_files` does."""
+    tables = {name: _described(result) for name, result in results.items()} | {CONTENTS_NAME: contents(results)}
+    kinds = ((".parquet", _parquet), (".csv", csv_content))
+    return write_files(folder, ((name + end, of(rows)) for name, rows in tables.items() for end, of in kinds))
 
-    A reader sees each file as it was or as it is, never a part. Raises StoreError where they cannot be written.
+
+def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> list[Path]:
+    """Write files by their names; existing ones are replaced. Returns their paths.
+
+    A reader sees each file as it was or as it is, never a part. Raises StoreError if one cannot be written.
     """
-    tables = {name: _described(result) for name, result in results.items()}
     written = []
     try:
         make_folders(folder)
-        for name, rows in {**tables, CONTENTS_NAME: contents(results)}.items():
-            for path, content in (
-                (folder / f"{name}.parquet", _parquet(rows)),
-                (folder / f"{name}.csv", csv_content(rows)),
-            ):
-                write_output(path, content)
-                written.append(path)
+        for name, content in files:
+            write_output(folder / name, content)
+            written.append(folder / name)
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written: {error}", "choose a folder that you can write") from error
+        raise StoreError(f"{folder}: cannot be written: {error}", "choose a folder that you can write to") from error
     return written
 
 

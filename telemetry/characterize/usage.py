@@ -11,6 +11,7 @@ from almanac.config import Config
 from telemetry.characterize.statistics import Bands, histogram, quantile_names, share_of, spread, steps
 from telemetry.characterize.table import StudyTable, columns
 from telemetry.metrics.catalogue import PIPES
+from telemetry.metrics.metric_tables_sql import PIPE_USED_FRAC
 
 SIZES = Bands("gpus_from", "gpus_below", (1, 3, 5, 9, 17, 33, 65, 129, 257, 513))
 """Size classes of figure 1: 1-2, 3-4, 5-8, ... GPUs."""
@@ -57,10 +58,12 @@ def pipe_thresholds(jobs: pd.DataFrame, config: Config) -> dict[str, dict[str, f
     The paper's text (IV-B) takes the larger of a fixed value and the pipe's 5th percentile over the jobs at hand; its
     notebooks take the fixed value.
     """
-    fixed = config.metrics.pipe_used_frac
     low = {pipe: jobs[f"mean_{pipe}_active_frac"].quantile(0.05) for pipe in PIPES}
     # A pipe whose counter no job has: its 5th percentile is NaN.
-    return {NOTEBOOKS: dict.fromkeys(PIPES, fixed), PAPER: {p: float(np.fmax(low[p], fixed)) for p in PIPES}}
+    return {
+        NOTEBOOKS: dict.fromkeys(PIPES, PIPE_USED_FRAC),
+        PAPER: {p: float(np.fmax(low[p], PIPE_USED_FRAC)) for p in PIPES},
+    }
 
 
 def by_pipes(jobs: pd.DataFrame, config: Config, of: Callable[[pd.DataFrame, list[str]], pd.DataFrame]) -> pd.DataFrame:

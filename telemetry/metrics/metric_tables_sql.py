@@ -17,6 +17,8 @@ from telemetry.metrics.reasons import reasons_sql
 from telemetry.metrics.spatial import PAPER
 
 MS_PER_HOUR = 3_600_000
+PIPE_USED_FRAC = 0.005
+"""Mean activity above which a floating-point pipe counts as used (perlmutter-telemetry, IV-B)."""
 # Columns of partials that no later step needs.
 _USED_UP = (
     *(f"{name}_{counter}" for counter in MEANS for name in ("sum", "missing", "missing_extra", "weight")),
@@ -118,7 +120,7 @@ WITH e AS ({_over_cards()}),
 g AS ({_over_gpus()}),
 windows AS ({_windows(options)}),
 known AS ({_known(filters.min_coverage, options)}),
-derived AS ({_derived(config.metrics.pipe_used_frac)}),
+derived AS ({_derived()}),
 judged AS (
   SELECT *, CASE WHEN exclusion IS NOT NULL THEN exclusion
                  WHEN samples = 0 THEN '{NO_TELEMETRY}'
@@ -235,13 +237,13 @@ def _link_bytes(link: str) -> str:
     return f"CASE WHEN NOT has_mig THEN ({both}) * gpus_seen * elapsed_s END"
 
 
-def _derived(pipe_used_frac: float) -> str:
+def _derived() -> str:
     means = {pipe: f"mean_{pipe}_active_frac" for pipe in PIPES}
     any_known = f"coalesce({', '.join(means.values())}) IS NOT NULL"
-    used = ", ".join(f"CASE WHEN {mean} > {pipe_used_frac!r} THEN '{pipe}' END" for pipe, mean in means.items())
+    used = ", ".join(f"CASE WHEN {mean} > {PIPE_USED_FRAC!r} THEN '{pipe}' END" for pipe, mean in means.items())
     highest = f"greatest({', '.join(means.values())})"
     main = " ".join(f"WHEN {mean} = {highest} THEN '{pipe}'" for pipe, mean in means.items())
-    known = f"SELECT *, CASE WHEN {highest} > {pipe_used_frac!r} THEN CASE {main} END END AS main_pipe FROM known"
+    known = f"SELECT *, CASE WHEN {highest} > {PIPE_USED_FRAC!r} THEN CASE {main} END END AS main_pipe FROM known"
     classes = each(
         "CASE WHEN placed_{x} IS NULL THEN NULL WHEN known_ms_{x} > 0 THEN compute_ms_{x} / known_ms_{x}"
         " END AS compute_frac_{x}, n_compute_{x} / nullif(placed_{x}, 0) AS compute_sample_frac_{x},"

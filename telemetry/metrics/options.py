@@ -35,6 +35,4 @@ class Options:
     @classmethod
     def of(cls, section: MetricsSection) -> Options:
         is_aligned = section.window_alignment == "job"
-        return cls(
-            section.imbalance_counter, section.window_s * 1000, is_aligned, spatial_method=section.spatial_method
-        )
+        return cls(section.imbalance_counter, is_aligned_to_job=is_aligned, spatial_method=section.spatial_method)

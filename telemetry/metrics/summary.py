@@ -245,12 +245,11 @@ def load_bindings(store: ClusterStore, config: Config, jobs: Sequence[JobRun]) -
     if not jobs:
         return []
     first_s, last_s = min(job.start_s for job in jobs), max(job.end_s for job in jobs)
-    wanted = ["prolog", *(["squeue"] if config.bindings.use_squeue else [])]
     ids = pa.array(sorted({job.job_id for job in jobs}), pa.int64())
     rows = store.read(
         "bindings",
         since_s=first_s - DAY_S,
         until_s=last_s + DAY_S,
-        among={"origin": pa.array(wanted), "job_id": ids},
+        among={"origin": pa.array(["prolog", "squeue"]), "job_id": ids},
     )
     return [Binding(**row) for row in rows.to_pylist()]

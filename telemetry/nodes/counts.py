@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from almanac.power_config import NodeSet
+from almanac.actions_config import NodeSet
 from almanac.units import DAY_S
 from telemetry.nodes.demand import Accounted, accounted_demand
 from telemetry.nodes.runs import MINUTE_S, Floats, Tick, no_tick

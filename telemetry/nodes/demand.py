@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from almanac.power_config import NodeSet
+from almanac.actions_config import NodeSet
 from almanac.records import Counts
 from almanac.units import DAY_S, printable
 from telemetry.nodes.runs import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from almanac.power_config import NodeSet
+from almanac.actions_config import NodeSet
 from almanac.tiers import required_features
 from telemetry.nodes.runs import Floats, highest_per_minute
 from telemetry.store.job_columns import Bools, Ints, JobColumns

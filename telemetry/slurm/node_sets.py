@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from almanac.actions_config import NodeSet
 from almanac.errors import ConfigError
-from almanac.power_config import NodeSet
 from almanac.tiers import required_features
 from almanac.tres import parse_gpus
 from telemetry.slurm.backend import Node, PendingJob

@@ -21,7 +21,7 @@ SourceName = Literal["sacct", "prometheus", "prolog", "squeue"]
 def configured_sources(config: Config) -> tuple[SourceName, ...]:
     """Names of the sources that a plain `almanac ingest` reads; bindings first, because they are gone soonest."""
     wanted: dict[SourceName, bool] = {
-        "squeue": config.bindings.use_squeue,
+        "squeue": True,
         "prolog": bool(config.bindings.prolog_dir),
         "sacct": True,
         "prometheus": bool(config.prometheus.url),

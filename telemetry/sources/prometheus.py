@@ -153,7 +153,7 @@ class PrometheusSource:
         names = [name for name, column in zip(present, columns, strict=True) if column == columns[0]]
         expected = self._count(names, start_s, end_s) * len(set(columns))
         if expected > self._config.max_samples and end_s - start_s > 1:
-            raise TooMuchError(f"{expected} samples are above prometheus.max_samples")
+            raise TooMuchError(f"{expected} samples are more than one query may give")
 
     def _count(self, names: Collection[str], start_s: int, end_s: int) -> int:
         return sum(self._queries.count(name, start_s, end_s) for name in names)

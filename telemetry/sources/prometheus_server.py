@@ -338,5 +338,5 @@ def _advice(trouble: _TroubleError, address: str) -> str:
     if trouble.said.startswith("no connection") or trouble.status >= 500:
         return f"check that Prometheus runs and is reachable from here: curl {address}/-/ready"
     if trouble.said.startswith("no answer"):
-        return "raise prometheus.timeout_s, or lower prometheus.chunk_minutes"
+        return "raise prometheus.timeout_s"
     return "run `almanac doctor`; the next run continues after what is stored"

@@ -35,6 +35,8 @@ _Row = TypeVar("_Row")
 
 IDS_PER_QUERY = 500
 # JSON takes about 5 kB of output and several times that in memory for each record: past this many, by parts.
+MAX_CLOCK_SKEW_S = 300
+"""Jobs that start or end further in the future are dropped and counted: hosts with NTP differ by less."""
 JSON_RECORDS = 5000
 
 
@@ -104,7 +106,7 @@ class SacctSource:
         delimiter = self.delimiter()
         query = [*self._base(selection), "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)]
         text = self.commands(query)
-        latest_s = int(self.clock()) + self.config.max_clock_skew_s
+        latest_s = int(self.clock()) + MAX_CLOCK_SKEW_S
         rows = parse_text(text, delimiter, names, self.cluster, latest_s, counts)
         is_large = len(rows) > JSON_RECORDS
         found = len(rows)
@@ -143,7 +145,7 @@ class SacctSource:
             query = [*base, "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(STEP_COLUMNS)]
             rows: list[dict[str, Any]] = []
             try:
-                latest_s = int(self.clock()) + self.config.max_clock_skew_s
+                latest_s = int(self.clock()) + MAX_CLOCK_SKEW_S
                 data = self.commands(query)
                 rows, used = parse_steps(data, delimiter, self.cluster, latest_s, frozenset(part), counts)
                 uses |= used

@@ -1,4 +1,4 @@
-"""What the tables of a cluster keep of one user, and how these rows are removed, for `almanac forget`.
+"""Count and remove the rows of one user in the tables of a cluster, for `almanac forget`.
 
 Each partition file is replaced as a whole, so a reader sees the old rows or the new ones. Rows of others, and their
 order, stay as they are. A file without rows stays, because a reader may have listed it already.
@@ -6,16 +6,12 @@ order, stay as they are. A file without rows stays, because a reader may have li
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from almanac.kept import Kept
 from almanac.units import DAY_S
 from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.merge import arrow
@@ -23,20 +19,26 @@ from telemetry.store.partition_file import read_partition, write_partition
 from telemetry.store.partitions import partition_start
 from telemetry.store.schema import TABLES
 
-OF_RUNS = ("steps", "job_metrics", "gpu_metrics", "step_metrics")
-"""Tables whose rows belong to a run, by its job id and submission."""
-_RUN = ("job_id", "submit_s")
 _EARLY_S, _LATE_S = 3600, DAY_S
 """Job ids are used again after years: a record or label of an id counts from before the run's submission to after its
 end, with room for clocks that differ and for an Epilog."""
 _FOREVER_S = 2**40
+_THEIRS = {
+    ("user",): 'rows."user" = $user',
+    ("job_id", "submit_s"): "EXISTS (SELECT 1 FROM runs r WHERE r.job_id = rows.job_id AND r.submit_s = rows.submit_s)",
+    ("job_id", "seen_s"): (
+        "EXISTS (SELECT 1 FROM runs r WHERE r.job_id = rows.job_id"
+        f" AND rows.seen_s BETWEEN r.submit_s - {_EARLY_S} AND r.until_s)"
+    ),
+}
+"""By the columns that say whose a row is, its test in SQL."""
 
 
 def runs_of(store: ClusterStore, user: str) -> pa.Table:
     """job_id, submit_s, and until_s of the user's runs: until when a record with the job id belongs to the run."""
-    rows = store.read("jobs", [*_RUN, "end_s"], among={"user": pa.array([user])})
+    rows = store.read("jobs", ["job_id", "submit_s", "end_s"], among={"user": pa.array([user])})
     ends = [_FOREVER_S if end_s is None else end_s + _LATE_S for end_s in rows["end_s"].to_pylist()]
-    return rows.select(_RUN).append_column("until_s", pa.array(ends, pa.int64()))
+    return rows.select(["job_id", "submit_s"]).append_column("until_s", pa.array(ends, pa.int64()))
 
 
 def own_accounts(store: ClusterStore, user: str) -> set[str]:
@@ -47,57 +49,24 @@ def own_accounts(store: ClusterStore, user: str) -> set[str]:
         return {account for (account,) in db.execute(sql, {"user": user}).fetchall()}
 
 
-def table_places(store: ClusterStore, user: str, runs: pa.Table) -> Iterator[Kept]:
-    """Everything but the table jobs, which says which rows of the others are the user's, and so goes last."""
-    yield Kept("telemetry", _labels(store, runs), "job label", functools.partial(_clear_labels, store, runs))
-    for table in OF_RUNS:
-        yield _of_owners(store, table, functools.partial(_rows_of_runs, store, table, runs))
-    yield _of_owners(store, "bindings", functools.partial(_bindings, store, runs))
-    yield _of_owners(store, "advice", functools.partial(_advice, store, user))
-
-
-def jobs_place(store: ClusterStore, user: str) -> Kept:
-    return _of_owners(store, "jobs", lambda: runs_of(store, user).select(_RUN))
-
-
-def _of_owners(store: ClusterStore, table: str, find: Any) -> Kept:
-    """find: gives the keys of the rows to remove."""
-    nothing = TABLES[table].schema.empty_table()
-
-    def remove() -> None:
-        store.replace(table, nothing, find())
-
-    return Kept(table, find().num_rows, "row", remove)
-
-
-def _rows_of_runs(store: ClusterStore, table: str, runs: pa.Table) -> pa.Table:
-    key = TABLES[table].key
-    if not runs.num_rows:
-        return pa.table({name: pa.array([], pa.int64()) for name in _RUN})
+def user_rows(store: ClusterStore, table: str, by: tuple[str, ...], user: str, runs: pa.Table, remove: bool) -> int:
+    """Count the user's rows of a table, and remove them if told. by: a key of _THEIRS. runs: of `runs_of`."""
+    spec = TABLES[table]
+    since_s, until_s = None, None
+    if by == ("job_id", "submit_s"):
+        if not runs.num_rows:
+            return 0
+        since_s, until_s = pc.min(runs["submit_s"]).as_py(), pc.max(runs["submit_s"]).as_py() + 1
+    columns = ", ".join(f'rows."{name}"' for name in spec.key)
     with store.connect() as db:
-        store.view(db, table, key, pc.min(runs["submit_s"]).as_py(), pc.max(runs["submit_s"]).as_py() + 1)
+        store.view(db, table, sorted({*spec.key, *by}), since_s, until_s)
         db.register("runs", runs)
-        columns = ", ".join(f'"{name}"' for name in key)
-        return arrow(db, f"SELECT {columns} FROM {table} SEMI JOIN runs USING (job_id, submit_s)")
-
-
-def _bindings(store: ClusterStore, runs: pa.Table) -> pa.Table:
-    key = TABLES["bindings"].key
-    columns = ", ".join(f'b."{name}"' for name in key)
-    with store.connect() as db:
-        store.view(db, "bindings", key)
-        db.register("runs", runs)
-        return arrow(
-            db,
-            f"SELECT DISTINCT {columns} FROM bindings b JOIN runs r USING (job_id)"
-            f" WHERE b.seen_s BETWEEN r.submit_s - {_EARLY_S} AND r.until_s",
+        found = arrow(
+            db, f"SELECT {columns} FROM {table} rows WHERE {_THEIRS[by]}", {"user": user} if by == ("user",) else {}
         )
-
-
-def _advice(store: ClusterStore, user: str) -> pa.Table:
-    key = TABLES["advice"].key
-    rows = store.read("advice", key, among={"user": pa.array([user])})
-    return rows.select(key)
+    if remove:
+        store.replace(table, spec.schema.empty_table(), found)
+    return found.num_rows
 
 
 def _label_files(store: ClusterStore, runs: pa.Table) -> list[Path]:
@@ -106,11 +75,6 @@ def _label_files(store: ClusterStore, runs: pa.Table) -> list[Path]:
         return []
     first_s, last_s = pc.min(runs["submit_s"]).as_py() - _EARLY_S, pc.max(runs["until_s"]).as_py()
     return store.files("telemetry", first_s, last_s)
-
-
-def _labels(store: ClusterStore, runs: pa.Table) -> int:
-    """The number of samples with a job label of one of the runs."""
-    return sum(number for _, number in _labelled(store, runs))
 
 
 def _labelled(store: ClusterStore, runs: pa.Table) -> list[tuple[Path, int]]:
@@ -130,11 +94,12 @@ def _labelled(store: ClusterStore, runs: pa.Table) -> list[tuple[Path, int]]:
     return [(Path(name), number) for name, number in found]
 
 
-def _clear_labels(store: ClusterStore, runs: pa.Table) -> None:
-    """Set these job labels to null: the samples stay, as those of a GPU that nobody is named for."""
+def job_labels(store: ClusterStore, runs: pa.Table, remove: bool) -> int:
+    """Count the samples with a job label of one of the runs, and set these labels to null if told: the samples stay."""
     spec = TABLES["telemetry"]
     place = spec.schema.get_field_index("job_label")
-    for path, _ in _labelled(store, runs):
+    found = _labelled(store, runs)
+    for path, _ in found if remove else ():
         start_s = partition_start(path)
         is_near = (runs["submit_s"].to_numpy() - _EARLY_S < start_s + spec.part_s) & (
             runs["until_s"].to_numpy() >= start_s
@@ -145,3 +110,4 @@ def _clear_labels(store: ClusterStore, runs: pa.Table) -> None:
             labels = rows["job_label"]
             cleared = pc.if_else(pc.is_in(labels, value_set=ids), pa.scalar(None, pa.int64()), labels)
             write_partition(path, rows.set_column(place, spec.schema.field(place), cleared), spec)
+    return sum(number for _, number in found)

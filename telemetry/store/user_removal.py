@@ -1,4 +1,4 @@
-"""List and remove what is published for one uid, for `almanac forget`.
+"""Count and remove files of one user, for `almanac forget`.
 
 Users own files below mail/, and may own some below user/. No link is followed: each is removed itself.
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from almanac.kept import Kept
 from telemetry.store.atomic import opened
-from telemetry.store.user_files import user_folder
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -26,20 +23,44 @@ _OF_A_MOUNT = (errno.EACCES, errno.ENOTCONN, errno.EIO)
 """Errors that root gets on a user's FUSE file system, alive or dead."""
 
 
-def staged_place(root: Path, uid: int) -> Kept:
-    """Files to distribute: once they are gone, `almanac-distribute` removes their copies, too. root: of Outgoing."""
-    folder = user_folder(root, str(uid))
-    return Kept("files to publish", _files(folder), "file", functools.partial(_remove_tree, folder))
+def listed_files(folder: Path, is_theirs: Callable[[str], bool], remove: bool) -> int:
+    """Count the files of a folder whose names are theirs, and remove them if told. 0 for a link as folder."""
+    try:
+        with opened(folder) as handle:
+            names = [name for name in os.listdir(handle) if is_theirs(name)]  # noqa: PTH208 - of a descriptor
+            _unlink(handle, names if remove else [])
+            return len(names)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
-def published_places(root: Path, uid: int) -> Iterator[Kept]:
-    """The advice that job_submit reads, the folder that the user reads, and the user's choice of mail."""
-    sched, shown = root / "sched" / str(uid), user_folder(root, str(uid))
-    yield Kept("advice file", int(_is_there(sched)), "file", functools.partial(_remove_file, sched))
-    yield Kept("published for the user", _files(shown), "file", functools.partial(_remove_tree, shown))
-    mail = root / "mail"
-    choices = functools.partial(_choices, mail, uid)
-    yield Kept("choice of mail", len(choices()), "file", lambda: _remove_choices(mail, choices()))
+def tree(path: Path, remove: bool) -> int:
+    """Count the files and links at a path and below, 1 for anything but a folder, and remove all if told.
+
+    The user may change a folder meanwhile.
+    """
+    if not _is_there(path):
+        return 0
+    is_folder = not path.is_mount() and not path.is_symlink() and path.is_dir()
+    number = sum(len(files) for _, _, files, _ in os.fwalk(path, follow_symlinks=False)) if is_folder else 1
+    if remove:
+        detach_mounts(path)
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)  # by descriptors: it follows no link that is put in the way
+    return number or 1
+
+
+def mail_choices(folder: Path, uid: int, remove: bool) -> int:
+    """Count the uid's own choices of mail, and remove them if told. Files of others by the same name stay."""
+    names = _choices(folder, uid)
+    if names and remove:
+        for name in names:
+            detach_mounts(folder / name)
+        with opened(folder) as handle:
+            _unlink(handle, names)
+    return len(names)
 
 
 def detach_mounts(path: Path) -> None:
@@ -74,25 +95,10 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _remove_file(path: Path) -> None:
-    detach_mounts(path)
-    path.unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> int:
-    """Files and links in a folder and below; 1 for something that is no folder."""
-    if not _is_there(folder) or folder.is_mount() or folder.is_symlink() or not folder.is_dir():
-        return int(_is_there(folder))
-    return sum(len(files) for _, _, files, _ in os.fwalk(folder, follow_symlinks=False)) or 1
-
-
-def _remove_tree(folder: Path) -> None:
-    """Remove a folder whose content its user may change meanwhile."""
-    detach_mounts(folder)
-    if folder.is_symlink() or not folder.is_dir():
-        folder.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(folder)  # by descriptors: it follows no link that is put in the way
+def _unlink(folder: int, names: list[str]) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
 
 
 def _choices(folder: Path, uid: int) -> list[str]:
@@ -112,14 +118,3 @@ def _choices(folder: Path, uid: int) -> list[str]:
             if about.st_uid == uid and not stat.S_ISDIR(about.st_mode):
                 found.append(name)
     return found
-
-
-def _remove_choices(folder: Path, names: list[str]) -> None:
-    if not names:
-        return
-    for name in names:
-        detach_mounts(folder / name)
-    with opened(folder) as handle:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=handle)

@@ -17,7 +17,7 @@ from profiles import examples
 
 from advisor.artefacts import current_version, load, save
 from advisor.explain import explain, to_json
-from advisor.lifecycle import drift_of, faults_of, trusted
+from advisor.lifecycle import MAX_AGE_DAYS, drift_of, faults_of, trusted
 from advisor.memory.calibration import Calibration, Margins
 from advisor.service import advise, train
 from advisor.versions import prune, roll_back, use, versions
@@ -317,7 +317,7 @@ def test_versions_of_one_second_are_in_order(history_of: History, config: Config
 
 def test_a_model_too_old_or_worse_than_the_simplest_is_not_used(site_history: pd.DataFrame, config: Config) -> None:
     trained = train(site_history, config, NOW_S)
-    limit_s = config.training.max_age_days * 86400
+    limit_s = MAX_AGE_DAYS * 86400
     assert trusted(trained, config, NOW_S + limit_s) is trained
     old = trusted(trained, config, NOW_S + limit_s + 60)
     assert old is not None

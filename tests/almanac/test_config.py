@@ -49,10 +49,10 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"prometheus": {"ulr": "x"}}, "unknown key 'ulr'", "did you mean 'url'"),
         ({"prometeus": {}}, "unknown section 'prometeus'", "did you mean 'prometheus'"),
         ({"prometheus": 3}, "prometheus is 3, expected a section", "write it as a table"),
-        ({"slurm": {"timeout_s": "60"}}, "timeout_s is '60', expected int", "type"),
+        ({"slurm": {"timeout_s": "60"}}, "timeout_s is '60', expected int, 1 to 86400", "type"),
         ({"slurm": {"timeout_s": True}}, "timeout_s is True, expected int", "type"),
-        ({"advice": {"risk": 2}}, "advice.risk is 2.0, expected 0.0001 to 0.5", "correct"),
-        ({"store": {"threads": -1}}, "store.threads is -1, expected at least 0", "correct"),
+        ({"advice": {"risk": 2}}, "advice.risk is 2, expected float, 0.0001 to 0.5", "correct"),
+        ({"store": {"threads": -1}}, "store.threads is -1, expected int, at least 0", "correct"),
         ({"filters": {"partitions": "gpu"}}, "expected a list of strings", '["a", "b"]'),
         ({"prometheus": {"exporter": "dcmg"}}, "exporter is 'dcmg'", "dcgm, jobstats"),
         ({"tiers": {"name": "x"}}, "array of tables", "[[tiers]]"),
@@ -64,7 +64,11 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"node_sets": [{"name": "a/../b", "nodes": "n1"}]}, "a/../b", "letters, digits"),
         ({"node_sets": [{"name": "a"}]}, "0 of nodes, feature, and partition", "exactly one"),
         ({"node_sets": [{"name": "a", "nodes": "n1", "feature": "b"}]}, "2 of nodes", "exactly one"),
-        ({"node_sets": [{"name": "a", "nodes": "n1", "warm_minimum": -1}]}, "warm_minimum is -1", "0 or more"),
+        (
+            {"node_sets": [{"name": "a", "nodes": "n1", "warm_minimum": -1}]},
+            "warm_minimum is -1, expected int, at least 0",
+            "correct",
+        ),
         ({"node_sets": [{"name": "a", "nodes": "n1"}, {"name": "a", "nodes": "n2"}]}, "same name", "its own name"),
         ({"links": {"job": "https://g.example"}}, "array of tables", "[[links]]"),
         ({"links": [{"name": "G", "url": "ftp://g.example"}]}, "'ftp://g.example'", "https://"),
@@ -111,8 +115,8 @@ HUGE = "1" + "0" * 400
         ("[priority]\npoints_per_e = nan", "points_per_e is nan"),
         ("[prometheus]\ntimeout_s = inf", "timeout_s is inf"),
         ("[prometheus]\ntimeout_s = true", "timeout_s is True"),
-        ("[prometheus]\ntimeout_s = 3_000_000", "prometheus.timeout_s is 3000000.0, expected 0.1 to 86400"),
-        ("[slurm]\ntimeout_s = 3_000_000", "slurm.timeout_s is 3000000, expected 1 to 86400"),
+        ("[prometheus]\ntimeout_s = 3_000_000", "prometheus.timeout_s is 3000000, expected float, 0.1 to 86400"),
+        ("[slurm]\ntimeout_s = 3_000_000", "slurm.timeout_s is 3000000, expected int, 1 to 86400"),
         ("[slurm]\ntimeout_s = 2026-11-22", "datetime.date(2026, 11, 22)"),
         ("[slurm]\ntimeout_s = [1]", "timeout_s is [1]"),
         ("[slurm.timeout_s]\nnumber = 1", "timeout_s is {'number': 1}"),
@@ -139,6 +143,25 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert load_config(tmp_path / "almanac.toml").slurm.timeout_s == 5
     (tmp_path / "almanac.toml").write_bytes(b"")
     assert load_config(tmp_path / "almanac.toml").slurm == Config().slurm
+
+
+def test_a_removed_key_is_named_once_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "almanac.toml"
+    path.write_text('[dask]\nwait_s = "soon"\nqos = "low"\ndirectives = ["--exclusive"]\ncores = 2\n')
+    config = load_config(path)
+    assert config == load_config(path)
+    assert config.removed == ("dask.wait_s", "dask.qos")
+    assert (config.dask.cores, config.dask.directives) == (2, ("--qos=low", "--exclusive"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"warning: {path}: no longer read: dask.wait_s (always 600); dask.qos (--qos=... in dask.directives); "
+        "remove these keys"
+    ]
+
+
+@pytest.mark.parametrize("qos", ["3", '""', "[]", "{}"])
+def test_a_moved_key_of_a_wrong_type_is_left_out(tmp_path: Path, qos: str) -> None:
+    (tmp_path / "almanac.toml").write_text(f"[dask]\nqos = {qos}\n")
+    assert load_config(tmp_path / "almanac.toml").dask == Config().dask
 
 
 def test_node_sets_keep_their_order() -> None:

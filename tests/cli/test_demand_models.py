@@ -23,8 +23,7 @@ from cli.doctor.demand import check_demand
 from cli.metrics_power import power_metrics
 from cli.models import command as models
 from cli.train_demand import node_names, train_demand_models
-from demo import SiteShape
-from demo.plan import host_names
+from demo import SiteShape, host_names
 from reports.textfile import exposition
 from slurm_hooks.power.folder import PowerFolder
 from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState
@@ -226,7 +225,7 @@ def test_doctor_finds_what_is_amiss(place: Path) -> None:
     assert found["demand of a100"][0] == "ok"
     assert found["power runs of a100"] == (
         "warn",
-        "none in the last 7 days|enable almanac-power.timer on the controller",
+        "none in the last 7 days|add the task power on the controller",
     )
     append_counts(store.of("c"), "a100", app.time_s - 600, LiveDemand(20, 5, 0, 3))
     assert checks(app)["power runs of a100"][0] == "ok"

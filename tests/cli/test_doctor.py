@@ -15,7 +15,7 @@ from almanac.config_file import parse_config
 from almanac.errors import CommandError, SourceError
 from cli.app import App
 from cli.doctor.findings import Check
-from cli.doctor.main import check_slurm
+from cli.doctor.main import check_config, check_slurm
 from cli.doctor.priority import check_priority
 from cli.doctor.store import check_store
 from telemetry.store.marks import Marks
@@ -142,3 +142,11 @@ def test_days_that_no_summary_has_closed_are_a_warning(tmp_path: Path, ages: tup
     (check,) = found
     oldest = dt.datetime.fromtimestamp((today - max(ages)) * 86_400, dt.UTC).date().isoformat()
     assert (check.status, check.said, check.todo) == ("warn", said.format(oldest=oldest), "run `almanac summarize`")
+
+
+def test_keys_that_are_no_longer_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "almanac.toml"
+    path.write_text('[mail]\nkeep_days = 3\n[dask]\nqos = "low"\n')
+    _, found, *_ = check_config(App(str(path)))
+    said = "no longer read: mail.keep_days (always 90); dask.qos (--qos=... in dask.directives)"
+    assert found == Check("configuration", "warn", said, "remove these keys")

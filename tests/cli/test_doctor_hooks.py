@@ -162,7 +162,7 @@ def test_a_timer_that_stopped_and_a_mode_that_differs_are_warnings(folder: Folde
     folder.write({"60001": file(NOW_S - 30 * HOUR_S), "_site": file(NOW_S - 25 * HOUR_S)})
     checks = findings(folder, "apply")
     assert checks[0].said == "2 files, the newest written 1 d 1 h ago"
-    assert "timer" in checks[0].todo
+    assert "`almanac run --list`" in checks[0].todo
     assert checks[1].said == "the files have mode observe, the configuration has apply"
 
 

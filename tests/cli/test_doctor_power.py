@@ -135,10 +135,10 @@ BMC = '[[bmc]]\nnodes = "n[1-4]"\nmethod = "ipmi"\naddress = "bmc-{node}"\nuser 
     ("text", "mode", "timeout", "said"),
     [
         (BMC, 0o600, "60", "slurm.conf and 2 node sets fit"),
-        (BMC, 0o640, "60", "mode 0640, expected a file of SlurmUser"),
+        (BMC, 0o640, "60", "has mode 0640, expected 0600"),
         (BMC, 0o600, "30", "SuspendTimeout=30 is shorter than soft_s + timeout_s"),
         (BMC.replace("[1-4]", "[1-3]"), 0o600, "60", "has no BMC for n4"),
-        (BMC + "pasword = 1\n", 0o600, "60", "unknown key pasword"),
+        (BMC + "pasword = 1\n", 0o600, "60", "unknown field `pasword`"),
         (None, 0o600, "60", "No such file"),
     ],
 )

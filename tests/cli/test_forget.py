@@ -27,7 +27,7 @@ from telemetry.ingest import LEFT_OUT, ConfiguredSources, ingest_all
 from telemetry.store.atomic import locked
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
-from telemetry.store.user_removal import published_places
+from telemetry.store.user_removal import mail_choices, tree
 
 T0_S = 1_790_000_000
 UID, OTHER_UID = 60_123, 60_124
@@ -242,7 +242,7 @@ def test_accounting_does_not_bring_the_person_back(plain: Site) -> None:
         job(21, before_s - 100, submit_s=before_s - 2000), job(22, before_s + 2000, submit_s=before_s - 1),
         job(23, before_s + 2000, submit_s=before_s), job(24, before_s - 100, submit_s=before_s - 2000, user="annabel"),
     ]  # fmt: skip
-    (plain.folder / "almanac.toml").write_text("[slurm]\nread_steps = false\n[bindings]\nuse_squeue = false\n")
+    (plain.folder / "almanac.toml").write_text("[slurm]\nread_steps = false\n")
     store = plain.store.of(CLUSTER)
     sources = ConfiguredSources(load_config(plain.folder / "almanac.toml"), store, accounting, lambda: before_s + 9000)  # type: ignore[arg-type]
     for _ in range(2):
@@ -318,6 +318,13 @@ def test_only_the_owner_removes_and_only_a_persons_own_uid(plain: Site, monkeypa
         plain.store.of("c").write("jobs", plain.store.of("d").read("jobs"))
 
 
+def test_a_fifo_in_the_place_of_the_outbox_is_not_waited_for(plain: Site) -> None:
+    outbox_path(plain.store.root).unlink()
+    os.mkfifo(outbox_path(plain.store.root))
+    with pytest.raises(StoreError, match="not a regular file"):
+        plain.forget()
+
+
 def test_a_damaged_file_may_hold_rows_of_the_person_and_is_not_passed_over(plain: Site) -> None:
     path = plain.store.of("d").files("job_metrics")[0]
     whole = path.read_bytes()
@@ -340,10 +347,9 @@ def test_mounts_over_a_user_s_files_keep_nothing(tmp_path: Path) -> None:
             subprocess.run(["mount", "--bind", str(path), str(path)], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path / "user/7/reports")], check=True)
     try:
-        places = list(published_places(tmp_path, 7))
-        assert [kept.number for kept in places] == [1, 1, 1]
-        for kept in places:
-            kept.remove()
+        for remove in (False, True):
+            counts = [tree(tmp_path / "sched/7", remove), tree(tmp_path / "user/7", remove)]
+            assert [*counts, mail_choices(tmp_path / "mail", 7, remove)] == [1, 1, 1]
         assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
         assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
     finally:

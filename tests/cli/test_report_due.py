@@ -89,7 +89,7 @@ def test_where_nothing_has_happened_nothing_is_asked(site: Site) -> None:
 
 
 def test_an_end_of_which_accounting_learns_hours_late_is_told(site: Site) -> None:
-    """As after slurmdbd was away: nine hours, which is more than slurm.overlap_hours."""
+    """As after slurmdbd was away: nine hours, which is more than the overlap of two reads."""
     site.app.clock_s = NOW_S + 9 * HOUR_S
     site.ingest(since_s=NOW_S)
     site.due()

@@ -138,7 +138,7 @@ class DockerSite(Site):
         wait_until(f"{name} to answer", lambda: self.run("ctl", "root", *answers, check=False).rc == 0, 60)
 
     def bmc(self, wanted: str, *nodes: str) -> str:
-        return self.run("ctl", "root", "bmc", wanted, *nodes).stdout
+        return "".join(self.run(node, "root", "bmc", node, wanted).stdout for node in nodes)
 
     def controller_log(self) -> str:
         return self.read("ctl", "/var/log/slurm/slurmctld.log").decode(errors="replace")

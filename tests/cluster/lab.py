@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from bmc_emulators import BMC, bmc_env, ipmi_argv, redfish_argv
 from layout import (
     BMC_PORT,
     DB_PORT,
     FIRST_SPARE_PORT,
-    HERE,
     NODES,
     PATH,
     PORTS_PER_LAB,
@@ -161,7 +161,7 @@ class SlurmLab:
             self._start_database()
             self._start_slurmdbd()
             self._start_slurmctld()
-            self._start_bmc()
+            self._start_bmcs()
             for node in NODES:
                 self.start_node(node)
             self._add_accounts()
@@ -190,14 +190,19 @@ class SlurmLab:
         {"slurmctld": self._start_slurmctld, "slurmdbd": self._start_slurmdbd}[name]()
 
     def bmc(self, wanted: str, *nodes: str) -> str:
-        """Asks the nodes' BMCs, as Slurm's programs do: status, on, off, broken (the node never boots), mended."""
-        url = f"http://127.0.0.1:{self.base_port + BMC_PORT}"
-        return self.run(sys.executable, HERE / "lab_bmc.py", url, wanted, *nodes).stdout
+        """Switches nodes as their BMCs do: status, on, off, broken (the node never boots), mended."""
+        settings = [f"{name}={value}" for name, value in self._bmc_env.items()]
+        return "".join(self.run("env", *settings, BMC, node, wanted).stdout for node in nodes)
 
-    def _start_bmc(self) -> None:
-        self.start_daemon(
-            "bmc", sys.executable, HERE / "lab_bmc.py", "serve", self.root, str(self.base_port + BMC_PORT)
-        )
+    @property
+    def _bmc_env(self) -> dict[str, str]:
+        return bmc_env(self.root / "bmc", self.root / "hooks/node-switch")
+
+    def _start_bmcs(self) -> None:
+        """n1 has a BMC that speaks IPMI, the others one that speaks Redfish."""
+        folder, port = self.root / "bmc", self.base_port + BMC_PORT
+        self.start_daemon("bmc.ipmi", *ipmi_argv(folder, NODES[0], port), env=self._bmc_env)
+        self.start_daemon("bmc.redfish", *redfish_argv(folder, ",".join(NODES[1:]), port), env=self._bmc_env)
 
     def start_node(self, node: str) -> None:
         (self.root / "spool" / node).mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -12,6 +13,8 @@ import socket
 import stat
 import string
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +31,19 @@ PORTS_PER_LAB = 20
 CTLD_PORT, DBD_PORT, DB_PORT, BMC_PORT, FIRST_SPARE_PORT = 5, 6, 7, 8, 9
 COMMANDS = (
     "munged", "mariadbd", "mariadb-install-db", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct",
-    "setpriv", "useradd",
+    "setpriv", "useradd", "ipmi_sim", "ipmitool", "openssl",
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS = (
     "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles",
-    "ended",
+    "ended", "bmc",
 )  # fmt: skip
+POWER_PACKAGES = ("almanac", "telemetry", "advisor", "slurm_hooks", "cli")
+POWER_MODULES = (
+    "sushy", "sushy-*", "requests", "urllib3", "idna", "charset_normalizer", "certifi", "dateutil", "stevedore", "pbr",
+    "ClusterShell", "msgspec",
+)  # fmt: skip
+"""What almanac-power-off and -on import."""
 SOCKET_PATH_MAX = 107
 
 
@@ -74,6 +83,18 @@ def free_ports(base: int | None = None) -> tuple[int, socket.socket]:
     raise LabError(f"no free block of {PORTS_PER_LAB} ports (tried {bases[0]} and {len(bases) - 1} more)")
 
 
+def python_for_others() -> str:
+    """This Python, or the host's of the same version: SlurmUser cannot reach one in root's home. Raises LabError."""
+    version = str(sys.version_info[:2])
+    for program in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3"):
+        argv = [program, "-I", "-c", "import sys; print(sys.version_info[:2])"]
+        with contextlib.suppress(OSError):
+            done = subprocess.run(argv, user="slurm", extra_groups=[], capture_output=True, text=True, check=False)
+            if done.stdout.strip() == version:
+                return program
+    raise LabError(f"no Python {version} that the user slurm can run: the power programs need one (/usr/bin/python3)")
+
+
 @dataclass(frozen=True)
 class Layout:
     """The files of one lab below `root`. write() may be repeated: keys and data of an earlier start stay."""
@@ -106,6 +127,7 @@ class Layout:
         shutil.chown(self.root / "db", "mysql", "mysql")
         self._write_conf()
         self._write_hooks()
+        self._copy_programs()
 
     def _make_user(self, user: str) -> None:
         """An account of the host (left there), with a home of this lab's own."""
@@ -173,6 +195,19 @@ class Layout:
         for when in ("prolog", "epilog"):
             self._fill("node-hook.in", f"hooks/{when}", 0o755, script=f"{self.root}/hooks/{PROLOG.name}", when=when)
         self._fill("ended-hook.in", "hooks/ended", 0o755, script=f"{self.root}/hooks/{ENDED.name}")
-        shutil.copy(HERE / "lab_bmc.py", self.root / "hooks")
+        self._fill("node-switch.in", "hooks/node-switch", 0o755)
+        python = python_for_others()
         for wanted in ("on", "off"):
-            self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python="/usr/bin/python3")
+            self._fill("node-power.in", f"hooks/node-power-{wanted}", 0o755, wanted=wanted, python=python)
+        self._fill("almanac-power.toml.in", "etc/almanac-power.toml", 0o644)
+        self._fill("bmc.toml.in", "etc/bmc.toml", 0o600)
+        shutil.chown(self.root / "etc/bmc.toml", "slurm")
+
+    def _copy_programs(self) -> None:
+        """The power programs, where SlurmUser can read them: the checkout may be closed to others."""
+        installed = Path(sysconfig.get_paths()["purelib"])
+        found = [HERE.parents[1] / name for name in POWER_PACKAGES]
+        found += [path for name in POWER_MODULES for path in installed.glob(name)]
+        for path in found:
+            ignored = shutil.ignore_patterns("__pycache__", "tests")
+            shutil.copytree(path, self.root / "lib" / path.name, ignore=ignored, dirs_exist_ok=True)

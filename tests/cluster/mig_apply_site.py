@@ -19,6 +19,7 @@ from site_commands import SiteCommands
 import advisor.decisions.mig_layout
 import slurm_hooks.mig.include
 import slurm_hooks.mig.node_side
+import slurm_hooks.mig.run
 from advisor.decisions.mig_layout import LayoutChange, LayoutPlan, MigNode, SliceJob
 from almanac.errors import CommandError
 from cli.app import App
@@ -36,9 +37,6 @@ CONFIG = """
 mode = "apply"
 nodes = ["n1=A100-40"]
 drain_busy = true
-job_wait_s = 4
-verify_timeout_s = 60
-command_timeout_s = 4
 restart_command = ["restart"]
 register_command = ["register", "{node}"]
 distribute_command = ["distribute", "{node}"]
@@ -210,6 +208,8 @@ def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slurm_hooks.mig.include, "IncludeFile", SiteInclude)
         patch.setattr(slurm_hooks.mig.node_side, "run_bounded", made.on_node)
+        patch.setattr(slurm_hooks.mig.node_side, "COMMAND_S", 4)
+        patch.setattr(slurm_hooks.mig.run, "JOB_WAIT_S", 4)
         patch.setattr(advisor.decisions.mig_layout, "decide_layout", made.decide)
         patch.setattr(MigFolder, "save", pointed("save", MigFolder.save))
         patch.setattr(JsonLines, "append", pointed("log", JsonLines.append))

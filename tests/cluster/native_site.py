@@ -25,6 +25,8 @@ class NativeSite(Site):
         self.lua_dir = str(lab.root / "lua")
         self.advice_dir = str(lab.root / "advice")
         self.kept_dir = str(lab.root / "kept")
+        self.power_off = str(lab.root / "hooks/node-power-off")
+        self.power_log = str(lab.root / "log/power.jsonl")
         Path(self.advice_dir).mkdir(mode=0o711, exist_ok=True)
         self.keep(str(MODULES))
 

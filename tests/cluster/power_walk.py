@@ -1,4 +1,4 @@
-"""What tests of the docker cluster's power programs look at."""
+"""What tests of the power programs look at."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def wait_for_states(site: Site, node: str, wanted: set[str], timeout_s: float) -
 
 def log_of_power(site: Site) -> str:
     """What the programs wrote so far; "" before their first call."""
-    return site.run("ctl", "root", "cat", "/var/log/slurm/power.jsonl", check=False).stdout
+    return site.run("ctl", "root", "cat", site.power_log, check=False).stdout

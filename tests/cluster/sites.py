@@ -71,6 +71,10 @@ class Site(ABC):
     """Where keep() keeps what reset() restores, on the same hosts."""
     different_hosts: tuple[str, ...] = ("ctl", "login")
     """Where hooks, modules and advice lie; one where both names are the same host."""
+    power_off: str = "almanac-power-off"
+    """Slurm's SuspendProgram, on ctl."""
+    power_log: str = "/var/log/slurm/power.jsonl"
+    """The log_file of bmc.toml, on ctl."""
     _touches: int = 0
 
     @abstractmethod

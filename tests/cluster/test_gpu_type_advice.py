@@ -20,8 +20,8 @@ from sites import Site
 
 from advisor.waits.view import TypeWait
 from almanac.config import Config
-from almanac.gpu_type_config import GpuType
 from almanac.records import Duration, Request
+from almanac.submit_config import GpuType
 from slurm_hooks.advice.times_file import PublishedTime, render_times
 from slurm_hooks.advice.waits import gather, read_live_queue
 from slurm_hooks.advice.waits_file import WaitsFile, render_waits

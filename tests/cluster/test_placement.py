@@ -14,8 +14,8 @@ from processes import wait_until
 from site_commands import SiteCommands
 from sites import HOSTS, Site
 
+from almanac.actions_config import Placement
 from almanac.errors import ConfigError
-from almanac.placement_config import Placement
 from almanac.records import Counts
 from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.placement.moves import Move, plan_moves
@@ -27,7 +27,13 @@ from telemetry.slurm.placement_queue import QueueJob
 
 pytestmark = pytest.mark.cluster
 
-BY_FEATURE = Placement(mode="apply", partitions=("all",), types=("hbm40g", "hbm80g"), again_min=0)
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_hooks.placement.plan.AGAIN_S", 0)
+
+
+BY_FEATURE = Placement(mode="apply", partitions=("all",), types=("hbm40g", "hbm80g"))
 BY_GRES = replace(BY_FEATURE, types=("a100", "h100"), select_by="gres")
 ANY, MOVABLE = "--comment=run 7, almanac:any-gpu", "--comment=almanac:any-gpu,almanac:movable"
 SLEEP = "#!/bin/sh\nsleep 600\n"
@@ -206,9 +212,11 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
     ],
 )
 def test_what_is_changed_during_the_checkpoint_is_not_overwritten(
-    site: Site, tmp_path: Path, who: str, change: str, shown: Mapping[str, str]
+    site: Site, tmp_path: Path, who: str, change: str, shown: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(BY_FEATURE, requeue=True, requeue_delay_s=1, start_up_s=1)
+    monkeypatch.setattr("slurm_hooks.placement.log.REQUEUE_DELAY_S", 1)
+    monkeypatch.setattr("slurm_hooks.placement.moves.START_UP_S", 1)
+    settings = replace(BY_FEATURE, requeue=True)
     almanac = Almanac(site, tmp_path, settings, {"hbm40g": 80_000, "hbm80g": 8_000})
     ask = ("-C", "gpu&hbm40g", "--gres=gpu:1", "--mem=100", "-t", "1-00:00:00", MOVABLE, "--signal=B:USR1@3")
     job = site.sbatch("alice", *ask, "--requeue", "-o", "/dev/null", script=CHECKPOINTING)

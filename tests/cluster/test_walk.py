@@ -109,11 +109,11 @@ def test_the_sink_takes_mail_and_shows_it(walked: DockerSite) -> None:
 def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> None:
     job = walked.sbatch("alice", "-w", "n4", "--gpus=1", script="#!/bin/sh\ngpu-work 5 600\n")
     walked.wait_for(job, "RUNNING")
-    assert walked.run("ctl", "root", "bmc", "off", "n4").stdout == "n4 off\n"
+    assert walked.bmc("off", "n4") == "n4 off\n"
     assert walked.run("n4", "root", "pgrep", "-x", "slurmd|slurmstepd|munged", check=False).stdout == ""
     assert walked.run("n4", "root", "pgrep", "-u", "alice", check=False).stdout == ""
     walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=off")
-    assert walked.run("ctl", "root", "bmc", "on", "n4").stdout == "n4 on\n"
+    assert walked.bmc("on", "n4") == "n4 on\n"
     walked.run("ctl", "root", "scancel", str(job), check=False)
     # Refused where the node has registered by now, and so is back already.
     walked.run("ctl", "root", "scontrol", "update", "NodeName=n4", "State=RESUME", check=False)
@@ -121,11 +121,11 @@ def test_the_bmc_stops_a_node_with_its_job_and_boots_it(walked: DockerSite) -> N
 
 
 def test_a_node_goes_to_sleep_and_a_job_or_an_operator_wakes_it(walked: DockerSite) -> None:
-    """Slurm calls almanac-power-off and almanac-power-on, which reach the BMC through Redfish over TLS."""
+    """Slurm calls almanac-power-off and almanac-power-on, which reach the BMC through IPMI."""
     assert walked.run("ctl", "slurm", "almanac-power-on", "--status", "n[3-4]").stdout == "n3: on\nn4: on\n"
     walked.run("ctl", "root", "scontrol", "update", "nodename=n4", "state=power_down_asap")
     wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"}, 60)
-    assert walked.run("ctl", "root", "bmc", "status", "n4").stdout == "n4 off\n"
+    assert walked.bmc("status", "n4") == "n4 off\n"
     assert walked.run("n4", "root", "pgrep", "-x", "slurmd", check=False).stdout == ""
     job = walked.sbatch("alice", "-w", "n4", script="#!/bin/sh\nsleep 2\n")
     walked.wait_for(job, "COMPLETED", timeout_s=120)

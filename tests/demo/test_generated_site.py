@@ -15,15 +15,15 @@ from demo import (
     BENCH_COUNTERS,
     Faults,
     GeneratedSource,
+    SitePlan,
     SiteShape,
     generate_jobs,
-    generate_telemetry,
-    generate_truth,
     jobs_table,
     plan_site,
     truth_table,
 )
-from demo.plan import fold_hosts
+from demo.site import fold_hosts
+from demo.source import telemetry_by_hour
 from telemetry.counters import COUNTERS
 from telemetry.sources.base import Source
 from telemetry.store.schema import JOBS, TELEMETRY
@@ -33,6 +33,14 @@ SMALL = SiteShape(
     duration_scale=0.3, faults=Faults(0.0, 0.0, energy_reset_per_host_day=0.0),
 )  # fmt: skip
 KEY = ["host", "gpu", "mig", "time_ms"]
+
+
+def hours_of(plan: SitePlan) -> list[pa.Table]:
+    return [rows for _, rows in telemetry_by_hour(plan, plan.shape.start_s, plan.shape.end_s)]
+
+
+def telemetry_of(plan: SitePlan) -> pa.Table:
+    return pa.concat_tables(hours_of(plan))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +55,7 @@ def jobs(plan) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def telemetry(plan) -> pa.Table:
-    return pa.concat_tables(generate_telemetry(plan))
+    return telemetry_of(plan)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +72,7 @@ def samples(telemetry: pa.Table, jobs: pd.DataFrame) -> pd.DataFrame:
 def test_same_shape_same_site(plan, telemetry: pa.Table) -> None:
     again = plan_site(SMALL)
     assert jobs_table(again).equals(jobs_table(plan))
-    assert pa.concat_tables(generate_telemetry(again)).equals(telemetry)
+    assert telemetry_of(again).equals(telemetry)
 
 
 def test_another_seed_another_site(plan) -> None:
@@ -80,7 +88,7 @@ def test_jobs_have_the_schema_and_unique_keys(plan) -> None:
 
 
 def test_truth_belongs_to_the_jobs(jobs: pd.DataFrame) -> None:
-    truth = generate_truth(SMALL).to_pandas()
+    truth = truth_table(plan_site(SMALL)).to_pandas()
     both = jobs.merge(truth, on=["job_id", "submit_s"])
     assert len(both) == len(jobs)
     assert (both.gpu_count == both.gpus).all()
@@ -163,7 +171,7 @@ def test_array_tasks_share_an_array_id_and_a_submission(jobs: pd.DataFrame) -> N
 
 def test_run_times_repeat_within_a_family() -> None:
     """The spread of the logarithm within families is much smaller than over all jobs: history predicts."""
-    truth = generate_truth(replace(SMALL, days=20)).to_pandas()
+    truth = truth_table(plan_site(replace(SMALL, days=20))).to_pandas()
     truth = truth[truth.is_started & (truth.run_s > 0)]
     log_s = np.log(truth.run_s)
     within = (log_s - log_s.groupby(truth.family).transform("median")).abs().median()
@@ -178,7 +186,7 @@ def test_new_users_show_up_late() -> None:
 
 
 def test_some_families_grow() -> None:
-    truth = generate_truth(replace(SMALL, days=20)).to_pandas()
+    truth = truth_table(plan_site(replace(SMALL, days=20))).to_pandas()
     growing = truth[truth.is_growing]
     ratios = growing.groupby("family").need_mib.agg(lambda need: need.tail(3).mean() / need.head(3).mean())
     assert len(ratios) >= 2
@@ -186,14 +194,14 @@ def test_some_families_grow() -> None:
 
 
 def test_telemetry_has_the_schema_in_order_without_duplicates(plan) -> None:
-    for table in generate_telemetry(plan):
+    for table in hours_of(plan):
         assert table.schema.equals(TELEMETRY, check_metadata=True)
         assert table.sort_by([(name, "ascending") for name in KEY]).equals(table)
         assert len(table.group_by(KEY).aggregate([])) == len(table)
 
 
 def test_hours_hold_their_own_rows(plan) -> None:
-    for hour, table in enumerate(generate_telemetry(plan)):
+    for hour, table in enumerate(hours_of(plan)):
         if len(table):
             times_s = table["time_ms"].to_numpy() // 1000 - SMALL.start_s
             assert times_s.min() >= hour * 3600
@@ -220,6 +228,7 @@ def test_counters_stay_within_their_limits(telemetry: pa.Table) -> None:
         assert not np.isnan(values).any()
         assert values.min() >= counter.low
         assert values.max() <= counter.high
+    assert telemetry["power_w"].to_numpy().max() <= 400
 
 
 def test_memory_never_exceeds_the_gpu(telemetry: pa.Table) -> None:
@@ -280,7 +289,7 @@ def test_energy_is_the_integral_of_power(telemetry: pa.Table) -> None:
 
 def test_energy_may_start_again(plan) -> None:
     shape = replace(SMALL, faults=Faults(0.0, 0.0, energy_reset_per_host_day=3.0))
-    table = pa.concat_tables(generate_telemetry(plan_site(shape)))
+    table = telemetry_of(plan_site(shape))
     rows = table.select([*KEY, "energy_mj"]).to_pandas().sort_values(KEY)
     falls = rows.groupby(["host", "gpu"]).energy_mj.diff() < 0
     assert falls.sum() >= 4
@@ -312,22 +321,15 @@ def test_later_reading_brings_the_jobs_that_ended_since(jobs: pd.DataFrame) -> N
 
 def test_missing_scrapes_lose_whole_hosts(plan, telemetry: pa.Table) -> None:
     shape = replace(SMALL, faults=replace(SMALL.faults, missing_share=0.05, outage_per_host_hour=0.02))
-    table = pa.concat_tables(generate_telemetry(plan_site(shape)))
+    table = telemetry_of(plan_site(shape))
     assert 0.90 < len(table) / len(telemetry) < 0.97
     counts = table.group_by(["host", "time_ms"]).aggregate([("gpu", "count")])
     assert set(counts["gpu_count"].to_pylist()) == {4}
 
 
-def test_duplicates_and_glitches_where_asked_for(telemetry: pa.Table) -> None:
-    shape = replace(SMALL, faults=replace(SMALL.faults, duplicate_share=0.01, glitch_share=0.01))
-    table = pa.concat_tables(generate_telemetry(plan_site(shape)))
-    assert 0.005 < len(table) / len(telemetry) - 1 < 0.015
-    assert 0.005 < (table["gpu_util_pct"].to_numpy() > 100).mean() < 0.015
-
-
 def test_failed_profiling_reads_zero_while_the_gpu_is_busy() -> None:
     shape = replace(SMALL, faults=replace(SMALL.faults, prof_fault_share=1.0))
-    table = pa.concat_tables(generate_telemetry(plan_site(shape)))
+    table = telemetry_of(plan_site(shape))
     busy = table["gpu_util_pct"].to_numpy() > 20
     assert busy.any()
     for name in ("sm_active_frac", "gr_engine_active_frac", "dram_active_frac", "tensor_active_frac"):
@@ -336,39 +338,11 @@ def test_failed_profiling_reads_zero_while_the_gpu_is_busy() -> None:
 
 def test_only_wanted_counters_are_filled() -> None:
     shape = replace(SMALL, days=0.2, counters=BENCH_COUNTERS)
-    table = pa.concat_tables(generate_telemetry(plan_site(shape)))
+    table = telemetry_of(plan_site(shape))
     assert len(BENCH_COUNTERS) == 13
     for counter in COUNTERS:
         nulls = table[counter.column].null_count
         assert nulls == (0 if counter.column in BENCH_COUNTERS else len(table))
-
-
-def test_shared_nodes_hold_jobs_of_one_or_two_gpus_with_labels() -> None:
-    shape = replace(SMALL, shared_nodes=2, shared_share=0.2)
-    plan = plan_site(shape)
-    frame = jobs_table(plan).to_pandas()
-    shared = frame[frame.partition == "shared"]
-    assert 0.1 < len(shared) / len(frame) < 0.3
-    assert set(shared.gpu_count) <= {1, 2}
-    rows = pa.concat_tables(generate_telemetry(plan)).to_pandas()
-    labeled = rows[rows.job_label.notna()]
-    assert set(labeled.host) == set(plan.hosts[-2:])
-    assert not rows[rows.host.isin(plan.hosts[-2:])].job_label.isna().any()
-    assert not labeled.duplicated(["host", "gpu", "time_ms"]).any()
-    gpus = labeled.groupby("job_label").gpu.nunique()
-    asked = shared.drop_duplicates("job_id").set_index("job_id").gpu_count
-    assert (gpus == asked.reindex(gpus.index)).all()
-
-
-def test_idle_rows_fill_the_rest(telemetry: pa.Table) -> None:
-    shape = replace(SMALL, has_idle_rows=True)
-    plan = plan_site(shape)
-    table = pa.concat_tables(generate_telemetry(plan))
-    ticks = SMALL.days * 86400 / SMALL.interval_s
-    assert len(table) == pytest.approx(ticks * 10 * 4, rel=0.001)
-    assert len(table.group_by(KEY).aggregate([])) == len(table)
-    assert len(table) > len(telemetry)
-    assert table["power_w"].to_numpy().min() > 45
 
 
 @pytest.mark.parametrize("numbers", [[7], [1, 2, 3], [1, 3], [1001, 1002, 1005, 8193]])

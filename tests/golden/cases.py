@@ -52,6 +52,7 @@ BOTH = {
     "publish-dry-run": "publish --dry-run",
     "report/of-the-site": "report 1000180",
     "reprioritize": "reprioritize",
+    "run/list": "run --list",
     "simulate/packing": PACKED,
     "simulate/placement": TYPED,
     "site-report": "site-report --names",

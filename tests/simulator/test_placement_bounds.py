@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from brute_force import best_schedules, random_instance
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
 from advisor.decisions.placement import NEVER_MOVE, WAITS, PlacementRules
 from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
-from simulator.placement.brute_force import best_schedules, random_instance
 from simulator.placement.policies import Fifo, GreedyPairs, PricedSrpt
 from simulator.placement.problem import PlacementProblem
 from simulator.placement.rounds import on_one_type, simulate_rounds

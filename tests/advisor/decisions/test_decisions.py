@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -197,13 +196,6 @@ def test_a_user_who_keeps_overrunning_is_ranked_by_a_longer_time(overran: Overru
     advice = decide_priority(600.0, 6000.0, overran, "ann", QUANTILES, Priority())
     assert (advice.is_cautious, advice.gpu_time_s) == (counted_s > 600, counted_s)
     assert advice.site_factor == site_factor(counted_s, Priority())
-
-
-def test_a_site_can_leave_overruns_out() -> None:
-    never = dataclasses.replace(Priority(), overrun_share=1.5)
-    assert decide_priority(600.0, 6000.0, Overrun(1.0, 50.0), "ann", QUANTILES, never).site_factor == site_factor(
-        600, Priority()
-    )
 
 
 def test_relief_and_the_lane_for_short_jobs_are_options() -> None:

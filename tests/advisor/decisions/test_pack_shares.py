@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
 
 from advisor.decisions.pack_shares import (
     LEVELS,
@@ -18,9 +19,7 @@ from advisor.decisions.pack_shares import (
     next_shares,
     objective_value,
     record,
-    start_search,
 )
-from simulator.packing.share_tables import CONCAVE, SINGLE_PEAK, concave_tables, peaked_table
 
 TWO = (PackedJob(), PackedJob())
 
@@ -50,25 +49,22 @@ def test_objectives_by_hand():
 @pytest.mark.parametrize(
     ("objective", "lowered"),
     [
-        ("jct", (0,)),  # the job that uses the GPU more
+        ("jct", (0,)),  # the first
         ("makespan", (1,)),  # the job that ends first
         ("deadline", (1,)),  # the job with more time to spare
     ],
 )
 def test_which_job_is_lowered_first(objective, lowered):
-    jobs = [PackedJob(1000, left_s=100, utilization=0.9), PackedJob(100, left_s=900, utilization=0.3)]
-    search = record(start_search(objective, jobs), (100, 100), [1.0, 1.0])
+    jobs = (PackedJob(1000, left_s=100), PackedJob(100, left_s=900))
+    search = record(ShareSearch(objective, jobs), (100, 100), [1.0, 1.0])
     assert lowered_first(search) == lowered
     assert next_shares(search) == tuple(50 if job in lowered else 100 for job in range(2))
 
 
-def test_the_largest_job_is_one_side_and_the_others_are_the_other():
-    jobs = [PackedJob(utilization=0.2), PackedJob(utilization=0.8, gpus=4), PackedJob(utilization=0.5)]
-    search = record(start_search("jct", jobs), (100, 100, 100), [1.0] * 3)
-    assert next_shares(search) == (100, 50, 100)
-    jobs = [PackedJob(utilization=0.9), PackedJob(utilization=0.3, gpus=4), PackedJob(utilization=0.5)]
-    search = record(start_search("jct", jobs), (100, 100, 100), [1.0] * 3)
-    assert next_shares(search) == (50, 100, 50)
+def test_the_first_job_is_one_side_and_the_others_are_the_other():
+    for steps, shares in ((10, (100, 50, 50)), (1, (50, 100, 100))):
+        jobs = (PackedJob(steps), PackedJob(5), PackedJob(5))
+        assert next_shares(record(ShareSearch("makespan", jobs), (100, 100, 100), [1.0] * 3)) == shares
 
 
 def known_answer(objective: str, jobs) -> tuple[int, int]:
@@ -77,7 +73,7 @@ def known_answer(objective: str, jobs) -> tuple[int, int]:
     def rates(shares):
         return [1 + min(shares[0], 60) / 10, 1 + (100 - shares[0]) / 20 + min(shares[1], 30) / 100]
 
-    return next_shares(run_search(start_search(objective, jobs), rates))
+    return next_shares(run_search(ShareSearch(objective, jobs), rates))
 
 
 def test_known_answers():
@@ -98,22 +94,18 @@ def test_single_peak_is_found_like_brute_force(kind):
     rng = np.random.default_rng(1)
     for _ in range(60):
         table = peaked_table(kind, rng)
-        jobs = [PackedJob(utilization=float(rng.random())) for _ in range(2)]
-        found = run_search(start_search("jct", jobs), look_up(table, table))
+        found = run_search(ShareSearch("jct", TWO), look_up(table, table))
         first, second = np.unravel_index(table.argmax(), table.shape)
         assert next_shares(found) == (LEVELS[first], LEVELS[second])
         assert len(found.tries) <= 13
 
 
 def test_a_peak_in_a_range_that_the_best_try_lies_outside_of():
-    """Drawn among 400 tables: the last tries must close the range of a job whose best value so far is at its end."""
-    for kind, number in (("uneven product", 9), ("bell", 80)):
-        rng = np.random.default_rng([200, *kind.encode()])
-        for _ in range(number + 1):
-            table = peaked_table(kind, rng)
-            jobs = [PackedJob(utilization=float(busy)) for busy in rng.random(2)]
-        found = run_search(start_search("jct", jobs), look_up(table, table))
-        assert found.best_value == pytest.approx(1 / table.max())
+    """Drawn among 200 tables: the last tries must close the range of a job whose best value so far is at its end."""
+    rng = np.random.default_rng([200, *b"uneven product"])
+    table = [peaked_table("uneven product", rng) for _ in range(159)][-1]
+    found = run_search(ShareSearch("jct", TWO), look_up(table, table))
+    assert found.best_value == pytest.approx(1 / table.max())
 
 
 @pytest.mark.parametrize("objective", ["jct", "makespan"])
@@ -125,11 +117,8 @@ def test_concave_tables_come_within_2_percent(kind, objective):
     for _ in range(72):
         tables = concave_tables(kind, rng)
         alone_s = rng.uniform(0.2, 5, 2)
-        jobs = [
-            PackedJob(time * table[9, 9], utilization=float(rng.random()))
-            for time, table in zip(alone_s, tables, strict=True)
-        ]
-        found = run_search(start_search(objective, jobs), look_up(*tables))
+        jobs = tuple(PackedJob(time * table[9, 9]) for time, table in zip(alone_s, tables, strict=True))
+        found = run_search(ShareSearch(objective, jobs), look_up(*tables))
         values = [objective_value(objective, jobs, look_up(*tables)(pair)) for pair in product(LEVELS, LEVELS)]
         gaps.append(found.best_value / min(values) - 1)
         assert len(found.tries) <= 13
@@ -148,14 +137,14 @@ def test_several_jobs_with_one_best_share_each(count):
             away = sum(abs(a - b) * slope for a, b, slope in zip(shares, peak, slopes, strict=True))
             return [2000 - away] * len(peak)
 
-        found = run_search(start_search("jct", [PackedJob()] * count), rates)
+        found = run_search(ShareSearch("jct", (PackedJob(),) * count), rates)
         assert next_shares(found) == tuple(peak)
         assert len(found.tries) <= 10 * (count - 1) + 3
 
 
 def test_three_failures_restore_the_best():
     """Free competition is best: every try after the first one fails."""
-    found = run_search(start_search("jct", TWO), lambda shares: [sum(shares)] * 2)
+    found = run_search(ShareSearch("jct", TWO), lambda shares: [sum(shares)] * 2)
     assert next_shares(found) == (100, 100)
     assert found.tries[0].shares == (100, 100)
     assert len(found.tries) <= 8
@@ -163,20 +152,20 @@ def test_three_failures_restore_the_best():
 
 
 def test_equal_rates_everywhere_end_early():
-    found = run_search(start_search("jct", TWO), lambda shares: [1.0, 1.0])
+    found = run_search(ShareSearch("jct", TWO), lambda shares: [1.0, 1.0])
     assert next_shares(found) == (100, 100)
     assert len(found.tries) <= 13
 
 
 def test_a_deadline_that_everybody_meets_needs_no_second_try():
     jobs = [PackedJob(10, left_s=100), PackedJob(10)]
-    found = run_search(start_search("deadline", jobs), lambda shares: [1.0, 1.0])
+    found = run_search(ShareSearch("deadline", jobs), lambda shares: [1.0, 1.0])
     assert len(found.tries) == 1
 
 
 @pytest.mark.parametrize("rate", [None, math.nan, math.inf, -1.0])
 def test_a_run_that_was_not_measured_is_tried_again_and_is_no_standstill(rate):
-    search = record(start_search("jct", TWO), (100, 100), [1.0, 1.0])
+    search = record(ShareSearch("jct", TWO), (100, 100), [1.0, 1.0])
     shares = next_shares(search)
     after = record(search, shares, [1.0, rate])
     assert after.tries[-1].steps_per_s == (1.0, None)
@@ -185,7 +174,7 @@ def test_a_run_that_was_not_measured_is_tried_again_and_is_no_standstill(rate):
 
 
 def test_three_runs_without_measurement_end_the_search():
-    found = run_search(start_search("jct", TWO), lambda shares: [None, 1.0])
+    found = run_search(ShareSearch("jct", TWO), lambda shares: [None, 1.0])
     assert len(found.tries) == 3
     assert next_shares(found) == (100, 100)
 
@@ -196,13 +185,13 @@ def test_shares_at_which_a_job_stands_still_are_never_the_answer():
     def rates(shares):
         return [10.0 - shares[1] / 20, shares[1] / 10 if shares[1] >= 50 else 0.0]
 
-    found = run_search(start_search("jct", TWO), rates)
+    found = run_search(ShareSearch("jct", TWO), rates)
     assert next_shares(found)[1] >= 50
     assert math.isfinite(found.best_value)
 
 
 def test_a_job_that_always_stands_still_ends_in_free_competition():
-    found = run_search(start_search("jct", TWO), lambda shares: [0.0, 1.0])
+    found = run_search(ShareSearch("jct", TWO), lambda shares: [0.0, 1.0])
     assert found.best is None
     assert next_shares(found) == (100, 100)
 
@@ -216,7 +205,7 @@ def claimed(search: ShareSearch, runs: int) -> list:
 
 
 def test_concurrent_runs_try_different_shares():
-    search = start_search("jct", TWO)
+    search = ShareSearch("jct", TWO)
     assert claimed(search, 3) == [(100, 100)] * 3
     search = record(search, (100, 100), [1.0, 1.0])
     assert claimed(search, 4) == [(50, 100), (100, 50), (100, 100), (100, 100)]
@@ -225,7 +214,7 @@ def test_concurrent_runs_try_different_shares():
 
 
 def test_concurrent_runs_do_not_exceed_the_bound():
-    search = record(record(start_search("jct", TWO), (100, 100), [1.0, 1.0]), (50, 100), [0.8, 1.5])
+    search = record(record(ShareSearch("jct", TWO), (100, 100), [1.0, 1.0]), (50, 100), [0.8, 1.5])
     for shares in product((90, 80, 70), (90, 80, 70)):
         search = record(search, shares, [1.0, 1.0 + shares[0] / 1000])
     assert (len(search.tries), search.is_done) == (11, False)
@@ -234,7 +223,7 @@ def test_concurrent_runs_do_not_exceed_the_bound():
 
 
 def test_at_most_four_shares_are_tried_at_a_time():
-    search = record(record(start_search("jct", TWO), (100, 100), [1.0, 1.0]), (50, 100), [0.8, 1.5])
+    search = record(record(ShareSearch("jct", TWO), (100, 100), [1.0, 1.0]), (50, 100), [0.8, 1.5])
     taken = claimed(search, 30)
     assert len(set(taken[:4]) - {(100, 100), (50, 100)}) == 4
     assert set(taken[4:]) == {search.best.shares}
@@ -246,7 +235,7 @@ def test_a_wide_array_finds_the_best_shares(width):
     rng = np.random.default_rng(3)
     for _ in range(8):
         table = peaked_table("distances", rng)
-        search = start_search("jct", TWO)
+        search = ShareSearch("jct", TWO)
         while not search.is_done:
             for shares in claimed(search, width):
                 search = record(search, shares, look_up(table, table)(shares))
@@ -254,19 +243,19 @@ def test_a_wide_array_finds_the_best_shares(width):
 
 
 def test_runs_with_known_shares_take_no_try_from_the_others():
-    search = record(start_search("jct", TWO), (100, 100), [1.0, 1.0])
+    search = record(ShareSearch("jct", TWO), (100, 100), [1.0, 1.0])
     search = replace(search, pending=((100, 100),) * 50)
     assert next_shares(search) == (50, 100)
 
 
 def test_the_same_shares_again_are_no_further_try():
-    search = record(record(start_search("jct", TWO), (100, 100), [1.0, 4.0]), (100, 100), [2.0, 2.0])
+    search = record(record(ShareSearch("jct", TWO), (100, 100), [1.0, 4.0]), (100, 100), [2.0, 2.0])
     assert search.tries == (ShareTry((100, 100), (1.5, 3.0), 2),)
     assert record(search, (100, 100), [None, 1.0]) == search
 
 
 def test_a_held_share_stays():
-    search = record(start_search("jct", TWO), (100, 100), [1.0, 1.0])
+    search = record(ShareSearch("jct", TWO), (100, 100), [1.0, 1.0])
     for rates in ([0.9, 1.3], [1.1, 0.7], [0.8, 1.2], [0.7, 1.0]):
         shares = next_shares(search, {1: 70})
         assert shares[1] == 70
@@ -276,7 +265,7 @@ def test_a_held_share_stays():
 
 def staggered(count: int, long_job: int, rates) -> ShareSearch:
     """The search after 160 runs: the first job of the GPU takes `long_job` times as long as the others."""
-    search = start_search("jct", [PackedJob()] * count)
+    search = ShareSearch("jct", (PackedJob(),) * count)
     shares = next_shares(search)
     for run in range(1, 161):
         search = record(search, shares, rates(shares))
@@ -299,7 +288,7 @@ def test_a_long_job_does_not_take_all_tries_to_its_own_share():
 
 
 def test_shares_beside_a_held_one_are_no_try_beyond_the_bound():
-    search = start_search("jct", TWO)
+    search = ShareSearch("jct", TWO)
     for shares in product((100, 90, 80, 70), (100, 90, 80, 70)):
         if len(search.tries) < 13:
             search = record(search, shares, [sum(shares)] * 2)
@@ -310,8 +299,8 @@ def test_shares_beside_a_held_one_are_no_try_beyond_the_bound():
 
 def test_bad_calls():
     with pytest.raises(ValueError, match="1 jobs share a GPU, expected 2 to 5"):
-        start_search("jct", [PackedJob()])
-    search = start_search("jct", TWO)
+        ShareSearch("jct", (PackedJob(),))
+    search = ShareSearch("jct", TWO)
     for shares, rates in [((100,), [1.0, 1.0]), ((100, 100), [1.0]), ((100, 105), [1.0, 1.0]), ((0, 10), [1.0, 1.0])]:
         with pytest.raises(ValueError, match="do not fit"):
             record(search, shares, rates)
@@ -324,7 +313,7 @@ RATE = st.none() | st.floats() | st.floats(0.001, 1000)
 def test_any_measurements_end_within_the_bound(count, objective, data):
     """Whatever the rates are: shares are allowed ones, and the answer is the best that was measured."""
     jobs = [PackedJob(data.draw(st.floats(1, 1e6)), data.draw(st.none() | st.floats(-100, 1e6))) for _ in range(count)]
-    search = start_search(objective, jobs)
+    search = ShareSearch(objective, jobs)
     while not search.is_done:
         shares = next_shares(search)
         assert len(shares) == count

@@ -28,7 +28,7 @@ from advisor.demand.versions import (
     trained_sets,
     use_demand,
 )
-from almanac.config import Config, NodeSet, Training
+from almanac.config import Config, NodeSet
 from almanac.errors import DamageWarning, SchemaVersionError, StoreError
 from telemetry.nodes.series import NodeSeries
 
@@ -36,7 +36,7 @@ NOW_S = 1_795_003_200
 DAY_S = 86_400
 A100 = NodeSet(name="a100", feature="a100", exclude="gpu7")
 SPAN_S = (NOW_S - 9 * DAY_S, NOW_S)
-CONFIG = Config(training=Training(max_age_days=14), node_sets=(A100,))
+CONFIG = Config(node_sets=(A100,))
 
 
 @cache

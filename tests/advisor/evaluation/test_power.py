@@ -24,8 +24,8 @@ from advisor.evaluation.power import (
 )
 from advisor.evaluation.power_oracle import oracle_asleep, oracle_powered
 from advisor.evaluation.power_replay import Plant, PowerReplay, replay
+from almanac.actions_config import Power
 from almanac.errors import NoModelError, RequestError
-from almanac.power_config import Power
 from telemetry.nodes.series import NodeSeries
 
 

@@ -13,7 +13,7 @@ from advisor.evaluation import gpu_type
 from advisor.evaluation.gpu_type import KEPT, OTHER, SILENT, TypeOutcome, replay_types, score_advice, score_types
 from advisor.evaluation.type_queue import QueuedJob, TypeQueues, peak_use
 from almanac.config import Config
-from almanac.gpu_type_config import GpuAdvice
+from almanac.submit_config import GpuAdvice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from speed_site import NOW_S, job_frame

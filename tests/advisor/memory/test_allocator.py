@@ -7,13 +7,9 @@ import math
 import pytest
 
 from advisor.memory.allocator import (
-    GUARDED,
-    PAPER,
-    AllocatorRules,
     AllocatorWatch,
     Iteration,
     fit_line,
-    outgrows,
     predicted_peak_mib,
 )  # fmt: skip
 
@@ -25,9 +21,9 @@ def test_a_line_by_hand() -> None:
 
 
 def test_growing_requests_with_steady_reuse() -> None:
-    """1000 + 100 i requested, a quarter of it held: at 50 that is 6000 / 4 + 10 + 450."""
+    """1000 + 100 i requested, a quarter of it held: at 50 that is 6000 / 4 + 450."""
     iterations = [Iteration(1000 + 100 * i, (1000 + 100 * i) / 4) for i in range(1, 7)]
-    assert predicted_peak_mib(iterations, 50, 10.0) == pytest.approx(1500 + 10 + 450)
+    assert predicted_peak_mib(iterations, 50) == pytest.approx(1500 + 450)
 
 
 def test_reuse_that_improves_lowers_the_peak() -> None:
@@ -38,8 +34,7 @@ def test_reuse_that_improves_lowers_the_peak() -> None:
 
 def test_noise_adds_z_standard_deviations() -> None:
     iterations = [Iteration(value, value) for value in (100.0, 300.0, 200.0)]
-    peak = predicted_peak_mib(iterations, 3, rules=AllocatorRules(context_mib=0.0))
-    assert peak == pytest.approx(250 + 2.3263 * math.sqrt(15000), rel=1e-4)
+    assert predicted_peak_mib(iterations, 3) == pytest.approx(250 + 2.3263 * math.sqrt(15000) + 450, rel=1e-4)
 
 
 def test_the_reuse_line_below_one_counts_as_no_reuse() -> None:
@@ -54,13 +49,25 @@ def test_unusable_values_predict_nothing(bad: float) -> None:
     assert predicted_peak_mib([*good, Iteration(100.0, bad)], 9) is None
     assert predicted_peak_mib(good, bad) is None
     assert predicted_peak_mib(good[:2], 9) is None
-    assert not outgrows([9e9] * 5, bad if bad != math.inf else math.inf)
+    watch = AllocatorWatch(bad)
+    assert not any(watch.observe(Iteration(1e6 * i, 1e6 * i), 30) for i in range(1, 15))
 
 
 def test_five_in_a_row() -> None:
-    assert outgrows([1.0, *[11.0] * 5], 10.0)
-    assert not outgrows([*[11.0] * 4, None], 10.0)
-    assert not outgrows([11.0] * 4, 10.0) and not outgrows([11.0] * 9, None)
+    """Above the capacity from the first prediction on, the fourth iteration; one that is unusable starts again."""
+    steep = [Iteration(1e4 * i, 1e4 * i) for i in range(1, 12)]
+    watch = AllocatorWatch(2000.0)
+    found = [watch.observe(each, 30) for each in steep]
+    assert found.index(True) == 8
+    watch = AllocatorWatch(2000.0)
+    found = [watch.observe(each, 30) for each in [*steep[:7], Iteration(math.nan, 1.0), *steep[8:]]]
+    assert not any(found)
+
+
+def test_a_familys_peak_holds_a_restart_back() -> None:
+    watches = [AllocatorWatch(2000.0, peak) for peak in (None, 1900.0, 2100.0, math.nan)]
+    found = [[watch.observe(Iteration(200.0 * i, 100.0 * i), 30) for i in range(1, 15)] for watch in watches]
+    assert [each[11:] for each in found] == [[True] * 3, [False] * 3, [True] * 3, [True] * 3]
 
 
 def test_the_guarded_watch_waits_for_80_percent() -> None:
@@ -69,4 +76,3 @@ def test_the_guarded_watch_waits_for_80_percent() -> None:
     found = [watch.observe(Iteration(200.0 * i, 100.0 * i), 30) for i in range(1, 15)]
     assert found.index(True) == 11
     assert not any(AllocatorWatch(2000.0).observe(Iteration(200.0 * i, 100.0 * i), None) for i in range(1, 15))
-    assert (PAPER.newer_share, GUARDED.newer_share) == (1.0, 0.5)

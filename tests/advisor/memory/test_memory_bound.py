@@ -199,7 +199,7 @@ def test_a_tier_is_advised_by_all_evidence_while_few_submissions_were_as_many_at
     assert (margins is not None) == is_advised
     if margins is None:
         return
-    centre, scale = busy.centre_and_scale(CONFIG.min_relative_spread)
+    centre, scale = busy.centre_and_scale()
     highest = (math.log(40960 - CONFIG.headroom_mib) - centre) / scale if need_mib > 40960 else 0.0
     assert margins.bound is None
     assert margins.tier == pytest.approx(highest)

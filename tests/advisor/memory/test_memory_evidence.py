@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from advisor.duration.features import submission_of, submitted_by
 from advisor.memory import user_peaks
-from advisor.memory.evidence import Evidence
+from advisor.memory.evidence import PAUSE_S, Evidence
 from advisor.memory.peak_store import Case, remember_peaks, replay_peaks
-from advisor.memory.peaks import Run, runs_of
+from advisor.memory.peaks import SPIKE_MARGIN, Run, runs_of
 from advisor.memory.user_peaks import MAX_FAMILIES, similar_names
 from almanac.config import Config
 from almanac.records import Request
@@ -204,7 +204,7 @@ def test_a_run_on_more_memory_shows_what_was_cut_off(history_of: History, config
     rows: list[dict[str, Any]] = [{**SMALL, "hbm_peak_mib": 40900.0, "state": "FAILED"}, {"hbm_peak_mib": 55000.0}]
     evidence = evidence_of(history_of(rows), config)
     assert evidence.censored_mib is None
-    assert evidence.least_mib == pytest.approx(55000 * (1 + config.advice.spike_margin))
+    assert evidence.least_mib == pytest.approx(55000 * (1 + SPIKE_MARGIN))
 
 
 def test_a_failed_runs_peak_is_a_least_need_and_no_run(history_of: History, config: Config) -> None:
@@ -233,12 +233,12 @@ def test_a_death_on_a_smaller_tier_than_before_pauses_the_family_and_no_other(
     history_of: History, config: Config
 ) -> None:
     rows: list[dict[str, Any]] = [{}] * 6 + [{**SMALL, "hbm_peak_mib": 40500.0, "state": "FAILED"}]
-    days = config.advice.pause_days
-    assert evidence_of(history_of(rows), config).is_paused(days)
-    assert not evidence_of(history_of(rows), config, name="something else").is_paused(days)
+    days = PAUSE_S // DAY_S
+    assert evidence_of(history_of(rows), config).is_paused()
+    assert not evidence_of(history_of(rows), config, name="something else").is_paused()
     old = {"end_s": NOW_S - (days + 1) * DAY_S}
     earlier = [{**row, **old} for row in rows]
-    assert not evidence_of(history_of(earlier), config).is_paused(days)
+    assert not evidence_of(history_of(earlier), config).is_paused()
 
 
 def test_names_that_begin_alike_are_one_kin(history_of: History, config: Config) -> None:

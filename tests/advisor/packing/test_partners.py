@@ -1,9 +1,8 @@
-"""The best partner of each family, and pending jobs in groups, beside what trying every pair finds."""
+"""The best partner of each family, beside what trying every pair finds."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from itertools import combinations
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from packing_site import GIB, family
 
 from advisor.decisions.packing import PackingRules, decide_packing
-from advisor.packing.partners import MOST_PARTNERS, best_partners, pack_pending, packing_alone, packing_pairs
+from advisor.packing.partners import MOST_PARTNERS, best_partners, packing_alone, packing_pairs
 
 RULES = PackingRules()
 
@@ -73,22 +72,3 @@ def test_the_best_partner_is_that_of_trying_every_pair(made: list[Any]) -> None:
             most[member.name_key] = max(most.get(member.name_key, 0.0), advice.gain.low if advice.gain else 0.0)
     best = best_partners(families, RULES)
     assert {key[1]: each.gain.low for key, each in best.items() if each.gain} == pytest.approx(most)
-
-
-def test_pending_jobs_share_as_far_as_they_go() -> None:
-    light, busy = family("light", 0.1, 0.1, bounds_mib={2: 5 * GIB}), family("busy", 0.8)
-    groups = pack_pending([light.key] * 5 + [busy.key] * 3 + [("eve", "x", 1)] * 9, [light, busy], RULES)
-    assert [([member.name_key for member in each.advice.members], each.gpus, each.jobs) for each in groups] == [
-        (["light", "light"], 2, 4),
-        (["busy", "light"], 1, 2),
-    ]
-
-
-@given(few, st.lists(st.integers(0, 7), max_size=40))
-def test_no_pending_job_is_in_two_groups(made: list[Any], drawn: list[int]) -> None:
-    families = [dataclasses.replace(each, name_key=f"f{place}") for place, each in enumerate(made)]
-    pending = [families[place].key for place in drawn if place < len(families)]
-    used = Counter(
-        member.key for group in pack_pending(pending, families, RULES) for member in group.advice.members * group.gpus
-    )
-    assert all(number <= Counter(pending)[key] for key, number in used.items())

@@ -24,9 +24,9 @@ from mails import NOW_S, Clock, message, run
 
 from almanac.config import Mail
 from almanac.errors import ConfigError, ServerError, StoreError
+from almanac.units import HOUR_S
 from reports.mail.delivery import (
     BATCH,
-    HOUR_S,
     MOST_REFUSED,
     RETRY_S,
     deliver,
@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 
 def mail_config(server: MailServer, **more: Any) -> Mail:
-    given = {"server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org", "timeout_s": 5.0}
+    given = {"server": "127.0.0.1", "port": server.port, "sender": "almanac@example.org"}
     return Mail(**{**given, **more})
 
 
@@ -137,7 +137,7 @@ REFUSALS = [
 def test_refused_mail_is_tried_again_for_days_and_then_named(
     outbox: Outbox, server: MailServer, clock: Clock, at: str, reply: str, is_first: bool
 ) -> None:
-    """A refusal can be the server's fault: an operator has give_up_hours to correct it."""
+    """A refusal can be the server's fault: an operator has three days to correct it."""
     vars(server).update(refuses_first(at, reply))
     outbox.put(message(1, recipient="u1@example.org"), NOW_S)
     outbox.put(message(2), NOW_S + (1 if is_first else -1))
@@ -263,7 +263,7 @@ def test_no_server_is_no_message_s_fault(outbox: Outbox, clock: Clock) -> None:
         pass
     outbox.put(message(1), NOW_S)
     outbox.put(message(2), NOW_S + HOUR_S)
-    config = mail_config(gone, give_up_hours=72)
+    config = mail_config(gone)
     counts = sent(outbox, config, clock)
     assert counts == Delivered(fault=counts.fault)
     assert counts.fault.startswith(f"127.0.0.1:{gone.port}: ")

@@ -29,7 +29,7 @@ CLUSTER = "test"
 NOW_S = 1_795_003_200  # Wednesday, 18 November 2026, 12:00
 WEEK_S = 7 * 86_400
 TIERS = (Tier("hbm40g", 40960), Tier("hbm80g", 81920))
-SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024))
 
 
 def row(**more: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from reports.mail.due import (
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import EndedRun, Outbox
 
-CONFIG = Mail(min_elapsed_s=60, wait_s=1800, array_wait_hours=24, give_up_hours=72, family_wait_min=0)
+CONFIG = Mail(min_elapsed_s=60, family_wait_min=0)
 HOUR_S = 3600
 
 

@@ -26,7 +26,7 @@ from reports.mail.outbox_file import TOLD_S
 from reports.mail.useful import News
 from reports.mail.week import best_of
 
-CONFIG = Mail(family_wait_min=60, give_up_hours=72)
+CONFIG = Mail(family_wait_min=60)
 HOUR_S = 3600
 RULES = {rule.name: (rule.topic, rule.headline) for rule in packaged().rules}
 

@@ -56,13 +56,14 @@ def hostile_server(after: int, part: bytes, pause_s: float) -> Iterator[int]:
 )
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_server_whose_reply_has_no_end_costs_one_run(
-    tmp_path: Path, after: int, part: bytes, pause_s: float, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, part: bytes, pause_s: float, said: str
 ) -> None:
     """As the greeting, after EHLO, and to a recipient. The mail stays in the queue."""
+    monkeypatch.setattr("reports.mail.delivery.TIMEOUT_S", 0.1 if pause_s else 5)
     with Outbox(outbox_path(tmp_path)) as outbox, hostile_server(after, part, pause_s) as port:
         outbox.notice([run(1)])
         outbox.put(message(1, run(1)), NOW_S)
-        config = Mail(server="127.0.0.1", port=port, sender="almanac@example.org", timeout_s=0.1 if pause_s else 5)
+        config = Mail(server="127.0.0.1", port=port, sender="almanac@example.org")
         outcome = Outcome()
         deliver(outbox, config, Clock(), time.sleep, lambda user: "every", outcome)
         assert len(outcome.faults) == 1 and said in outcome.faults[0]

@@ -26,7 +26,6 @@ from almanac.errors import BusyError, NotAllowedError, SchemaVersionError, Store
 from reports.mail.due import Planner
 from reports.mail.ended import ReportCandidate
 from reports.mail.outbox import Outbox, OutboxCounts, outbox_path, read_counts
-from reports.mail.outbox_forget import outbox_place
 
 OWNER_UID, GROUP_GID = 60_001, 60_010
 
@@ -296,7 +295,7 @@ def test_nobody_waits_at_a_fifo_beside_the_outbox(path: Path, suffix: str, plant
     planted = path.with_name(path.name + suffix)
     planted.unlink(missing_ok=True)
     plant(planted)
-    for use in (lambda: Outbox(path).__enter__(), lambda: read_counts(path), lambda: outbox_place(path, "ann")):
+    for use in (lambda: Outbox(path).__enter__(), lambda: read_counts(path)):
         with pytest.raises(StoreError, match=rf"{planted}: not a regular file"):
             use()
 

@@ -176,8 +176,10 @@ def test_old_jobs_go_and_with_the_last_one_everything(publisher: Publisher) -> N
     assert (done.removed, publisher.files()) == (2, {})
 
 
-def test_a_run_makes_so_many_reports_newest_jobs_first_and_the_next_one_goes_on(publisher: Publisher) -> None:
-    publisher.own = Reports(own_per_run=20)
+def test_a_run_makes_so_many_reports_newest_jobs_first_and_the_next_one_goes_on(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 20)
     seen = []
     for _ in range(3):
         done = publisher()
@@ -190,8 +192,8 @@ def test_a_run_makes_so_many_reports_newest_jobs_first_and_the_next_one_goes_on(
     assert publisher().reports == 0
 
 
-def test_a_job_without_its_report_is_listed_and_says_so(publisher: Publisher) -> None:
-    publisher.own = Reports(own_per_run=1)
+def test_a_job_without_its_report_is_listed_and_says_so(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 1)
     publisher()
     own = publisher.of("bob")
     assert own.history(["job_id"]).num_rows == 30
@@ -229,12 +231,13 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
         return pack_report(context)
 
     monkeypatch.setattr("reports.published.publish.pack_report", pack)
-    publisher.own = Reports(own_jobs=30, own_per_run=2)
+    publisher.own = Reports(own_jobs=30)
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 2)
     publisher.uids = {"bob": 60_002}
     seen = [publisher() for _ in range(3)]
     assert [(done.reports, done.unwritable, done.waiting) for done in seen] == [(0, 2, 28), (2, 2, 26), (2, 2, 24)]
     assert tried == [1, 2, 3, 4, 5, 6]
-    publisher.own = Reports(own_jobs=30)
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 1000)
     assert (publisher().reports, publisher().unwritable) == (24, 2)
     tried.clear()
     change_job(monkeypatch, 2)

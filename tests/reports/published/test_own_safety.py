@@ -84,19 +84,18 @@ def test_two_publishers_do_not_meet(publisher: Publisher) -> None:
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    publisher.own = Reports(own_per_run=20)
+    monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 20)
     publisher()
     before = publisher.files()
 
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("telemetry.store.outgoing.flush_file_system", full)
-    with pytest.raises(StoreError, match="No space left") as caught:
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="No space left") as caught:
+        patch.setattr("telemetry.store.outgoing.flush_file_system", full)
         publisher()
     assert "make room" in caught.value.hint
     assert publisher.files() == before
-    monkeypatch.undo()
     assert publisher().reports == 20
 
 

@@ -22,7 +22,6 @@ from almanac.errors import ConfigError, NotAllowedError, StoreError
 from cli.app import App
 from cli.site_report import command
 from reports.site.appendix import captions
-from reports.site.headline import PART_FINDINGS
 from reports.site.page import render_site_page
 from reports.site.plots import PANELS
 from reports.site.pseudonyms import pseudonym, site_key
@@ -31,7 +30,6 @@ from reports.site.study import Study
 from reports.site.tables import price, site_tables, write_csv
 from telemetry.characterize import TABLES
 from telemetry.characterize.headline import FINDINGS
-from telemetry.characterize.published import FURTHER
 from telemetry.store.schema import TABLES as STORED
 from telemetry.store.store import Store
 
@@ -81,35 +79,19 @@ def test_the_papers_values_stand_beside_the_sites(page: str, study: Study) -> No
     assert rows["jobs memory-bound by FP64 intensity"][1] == "81.0%"
     assert rows["largest tier: HBM peak at or below 50%"][1] == "55.0%"
     assert rows["4-GPU jobs that never used three GPUs"][1] == "12.0%"
-    found = {each.finding.words: each for each in study.headline}["4-GPU jobs that never used three GPUs"]
-    assert rows["4-GPU jobs that never used three GPUs"][0] == f"{100 * (found.value or 0):.1f}%"
+    found = {row["finding"]: row["site_value"] for row in study.results["headline"].rows.to_pylist()}
+    idle = found["4-GPU jobs that never used three GPUs"]
+    assert rows["4-GPU jobs that never used three GPUs"][0] == f"{100 * idle:.1f}%"
 
 
-def test_the_headline_figures_of_all_partitions_together_are_the_headline(report: SiteReport, study: Study) -> None:
-    """Two ways to the same figure: in DuckDB by partition, and from the tables of the figures."""
-    headline = {each.finding.words: each for each in study.headline}
-    for number, finding in enumerate(PART_FINDINGS):
-        values = [values[number] for values in report.totals.headlines["partition"].values()]
-        jobs = sum(value.jobs for value in values)
-        met = sum((value.share or 0) * value.jobs for value in values)
-        whole = headline[finding.words]
-        assert jobs == whole.jobs, finding.words
-        assert jobs, finding.words
-        assert met / jobs == pytest.approx(whole.value), finding.words
-
-
-def test_each_part_stands_below_perlmutters_headline(page: str) -> None:
-    rows = cells(
-        page.replace("<h3>", "<h2>").replace("</h3>", "</h2>"), "Headline figures by GPU type, compared with Perlmutter"
-    )
-    assert rows[0] == ["Perlmutter", "81.0%", "55.0%", "12.0%", "16.5%", "66.3%"]
-    assert {row[0] for row in rows[1:]} >= {"A100-80"}
-
-
-def test_every_published_value_belongs_to_a_figure(study: Study) -> None:
-    assert set(study.compared) <= {*captions(), "section VI"}
-    assert set(captions()) - set(study.compared) == {"5"}
-    assert sum(map(len, study.compared.values())) == len(FINDINGS) + len(FURTHER)
+def test_every_published_value_stands_beside_its_figure(page: str, study: Study) -> None:
+    rows = study.results["headline"].rows.to_pylist()
+    assert len(rows) == len(FINDINGS)
+    assert set(captions()) - {row["figure"] for row in rows} == {"5"}
+    assert {row["figure"] for row in rows} <= {*captions(), "section VI"}
+    shown = [row[0] for row in cells(page, f"Figure 6: {captions()['6']['title']}")]
+    assert "4-GPU jobs that never used three GPUs" in shown
+    assert "GPU_UTIL 30% to 70%: spatial imbalance below 0.3" in shown
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
@@ -289,7 +271,7 @@ def test_csv_files_hold_every_table_and_no_formula(reported: Any, tmp_path: Path
     files = write_csv(dataclasses.replace(report, totals=totals), tmp_path / "csv")
     names = {path.stem for path in files}
     assert {table.name for table in TABLES} < names
-    assert {"total", "coverage", "by_partition", "by_account", "by_gpu_type", "largest_tier", "published"} < names
+    assert {"total", "coverage", "by_partition", "by_account", "by_gpu_type", "largest_tier", "headline"} < names
     with (tmp_path / "csv/by_account.csv").open(newline="") as lines:
         accounts = [row["name"] for row in csv.DictReader(lines)]
     assert accounts == ["'=cmd|' /C calc'!A1", "'+1", "?@x??"]

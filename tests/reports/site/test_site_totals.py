@@ -18,7 +18,7 @@ from telemetry.store.store import Store
 
 CLUSTER, T0, HOUR_S = "c", 1_780_000_000, 3600
 TIERS = tuple(Tier(name=f"hbm{size}g", capacity_mib=size * 1024, constraint=f"hbm{size}g") for size in (40, 80))
-SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024, spike_margin=0.02))
+SITE = Config(tiers=TIERS, advice=AdviceSection(headroom_mib=1024))
 KWH = 3.6e6
 
 
@@ -144,25 +144,6 @@ def test_gpus_never_used_are_not_0_where_activity_is_not_known(tmp_path: Path) -
     assert (found.never_used_hours, found.never_used_known_hours) == (None, 0.0)
     assert (found.no_kernel_hours, found.unused_hours, found.idle_hours) == (3.0, 3.0, None)
     assert (found.energy_kwh, found.wasted_kwh, found.wasted_kwh_hours) == (1.0, None, 0.0)
-
-
-def test_headline_figures_of_a_part_are_of_the_jobs_that_know_them(tmp_path: Path) -> None:
-    def measured(number: int, **more: Any) -> dict[str, Any]:
-        return metrics(number, temporal_imbalance=0.1, gpus_seen=4, mean_gpu_util_pct=50.0, **more)
-
-    jobs = [job(number, 4, 1, tier="hbm80g" if number < 5 else None) for number in range(1, 7)]
-    rows = [
-        measured(1, class_fp64="memory", hbm_peak_mib=1.0, hbm_peak_frac=0.5, idle_gpus=["a:0", "a:1", "a:2"]),
-        measured(2, class_fp64="compute", hbm_peak_mib=1.0, hbm_peak_frac=0.6),
-        measured(3, class_fp64="memory", has_profiling_fault=True),
-        {**measured(4, spatial_imbalance=0.7), "mean_gpu_util_pct": 29.9, "temporal_imbalance": 0.69},
-        measured(5, hbm_peak_mib=1.0, hbm_peak_frac=0.1, spatial_imbalance=0.9),
-        {**measured(6), "gpus_seen": 3, "idle_gpus": ["a:0", "a:1", "a:2"]},
-    ]
-    found = totals_of(tmp_path, jobs, rows).headlines
-    values = [(value.share, value.jobs) for value in found["partition"]["gpu"]]
-    assert values == [(0.5, 2), (0.5, 2), (0.2, 5), (1.0, 1), (0.0, 1)]
-    assert found["account"] == {"a": found["partition"]["gpu"]}
 
 
 def test_who_asked_for_the_largest_tier_and_did_not_need_it(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from advisor.mig.replay import total_wait_s
 from advisor.mig.sizes import sizes_of
 from advisor.mig.states import is_placeable
 from almanac.mig import mig_models
+from almanac.units import DAY_S
 from simulator.mig.cluster import ClusterRules, ClusterRun, MigCluster
 from simulator.mig.comparison import MigSite, changes_in_a_day, compare, run_planner
-from simulator.mig.demand import DEMANDS, SliceRequest, generate, offered_load, pool_jobs, shape_of
+from simulator.mig.demand import DEMANDS, SliceRequest, generate, pool_jobs, shape_of
 from simulator.mig.miso import MIGRATION_S, MisoCluster
 from simulator.mig.refusals import count_refusals
 from simulator.mig.static import best_static, reachable_counts
@@ -159,7 +160,7 @@ def test_the_generator_keeps_the_load_and_repeats() -> None:
     for name, demand in DEMANDS.items():
         jobs = generate(demand, MODEL, 64, 1.0, 12, seed=1)
         assert jobs == generate(demand, MODEL, 64, 1.0, 12, seed=1)
-        assert offered_load(jobs, 64, 12) == pytest.approx(1.0, rel=0.1), name
+        assert sum(each.full_s for each in jobs) == pytest.approx(64 * 12 * DAY_S, rel=0.1), name
 
 
 def test_shapes_hold_the_memory_and_bound_the_slow_down() -> None:

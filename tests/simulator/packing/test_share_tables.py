@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from simulator.packing.share_tables import JOINTLY_CONCAVE, concave_tables, peaked_table
+from share_tables import JOINTLY_CONCAVE, concave_tables, peaked_table
 
 
 def bends(table: np.ndarray) -> list[np.ndarray]:

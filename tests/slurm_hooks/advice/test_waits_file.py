@@ -11,8 +11,8 @@ from advisor.decisions.gpu_type import GpuTypeRules, decide_type
 from advisor.waits.view import TypeWait
 from almanac.config import Config
 from almanac.errors import ConfigError, FileFormatError
-from almanac.gpu_type_config import GpuType
 from almanac.records import Request
+from almanac.submit_config import GpuType
 from slurm_hooks.advice.times_file import PublishedTime
 from slurm_hooks.advice.waits import gather, publish_waits
 from slurm_hooks.advice.waits_file import WaitsFile, parse_waits, render_waits, usable_waits, waits_path

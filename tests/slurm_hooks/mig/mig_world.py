@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.decisions.mig_layout import LayoutChange
-from almanac.mig_config import Mig
+from almanac.actions_config import Mig
 from slurm_hooks.mig.folder import MigFolder, MigState
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes
 from slurm_hooks.mig.layouts import Layout, gpu_types, gres_names, parse_export, with_gpus
@@ -84,7 +84,7 @@ class World:
     # -- what the run is given --
 
     def run(self, **options: Any) -> MigRun:
-        config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), "job_wait_s": 5, "verify_timeout_s": 20, **options}
+        config = {"nodes": (f"{','.join(self.nodes)}=A100-80",), **options}
         if self.dynamic:
             config = {"register_command": ("ssh", "-oBatchMode=yes", "{node}", "register"), **config}
         settings = mig_settings(Mig(mode="apply", **config))

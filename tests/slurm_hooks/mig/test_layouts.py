@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from advisor.mig.compute_need import Activity, slow_downs
+from almanac.actions_config import Mig
 from almanac.config import AdviceSection
 from almanac.errors import CommandError, ConfigError, SourceError
-from almanac.mig_config import Mig
 from almanac.submit_config import Tier
 from slurm_hooks.mig.demand import busy_slices, demand_of, row_activity, smallest_shape
 from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres

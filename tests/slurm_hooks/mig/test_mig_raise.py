@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from almanac.actions_config import MigRaise
 from almanac.errors import CommandError, ConfigError, StoreError
-from almanac.mig_raise_config import MigRaise
 from slurm_hooks.mig.raise_log import RaiseLog
 from slurm_hooks.mig.raise_plan import RaisePlan, plan_raises
 from slurm_hooks.mig.raise_run import RaiseActor, RaiseOutcome, read_state, require_release
@@ -218,7 +218,7 @@ def test_a_limit_gives_the_job_its_own_type_back_at_once(site: Callable[..., Sit
     assert (after.requests, after.reason, after.priority) == ({"TresPerJob": ASK["TresPerJob"]}, "Resources", 100)
     assert [line["what"] for line in made.lines()] == ["raise", "undo", "undone"]
     made.run()
-    assert len(made.slurm.sent) == 2, "not again within again_min"
+    assert len(made.slurm.sent) == 2, "not again within an hour"
     made.slurm.now_s += 3601
     made.run()
     assert len(made.slurm.sent) == 4
@@ -231,7 +231,7 @@ def test_a_job_that_still_waits_gets_its_own_type_back(site: Callable[..., Site]
     assert made.run().waiting == 1
     made.slurm.now_s += 300
     assert made.run().waiting == 0
-    assert made.slurm.jobs[1].types == [(LARGE, 1)], "within undo_min"
+    assert made.slurm.jobs[1].types == [(LARGE, 1)], "within 10 minutes"
     made.slurm.now_s += 400
     assert made.run().undone == 1
     assert made.slurm.jobs[1].requests == {"TresPerJob": ASK["TresPerJob"]}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from almanac.mig_raise_config import MigRaise
+from almanac.actions_config import MigRaise
 from slurm_hooks.mig.raise_plan import ClusterState, RaisePlan, plan_raises
 from slurm_hooks.mig.raise_run import read_state
 
@@ -93,7 +94,7 @@ def test_the_order_of_nodes_and_records_changes_no_number(listed: list[Job], pla
         assert again.orders[0].new_type == made.orders[0].new_type
 
 
-def test_a_large_site_is_planned() -> None:
+def test_a_large_site_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """10,000 pending jobs and 1,000 nodes; few larger slices are idle. Quadratic work would take hours."""
     listed = [
         Job(0, {"TresPerJob": "gres/gpu:1g.10gb:1"}, more={"features": f"f{number % 7}"}) for number in range(10_000)
@@ -103,5 +104,6 @@ def test_a_large_site_is_planned() -> None:
         for number in range(1000)
     ]
     _, state = planned(listed, places)
-    made = plan_raises(state, {}, MigRaise(mode="apply", jobs_per_run=1000), NOW_S)
+    monkeypatch.setattr("slurm_hooks.mig.raise_plan.JOBS_PER_RUN", 1000)
+    made = plan_raises(state, {}, MigRaise(mode="apply"), NOW_S)
     assert len(made.orders) > 900

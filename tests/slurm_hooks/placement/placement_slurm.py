@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from almanac.actions_config import Placement
 from almanac.errors import CommandError
-from almanac.placement_config import Placement
 from almanac.records import Counts
 from slurm_hooks.placement.log import PlacementLog
 from slurm_hooks.placement.moves import Move, plan_moves

@@ -94,7 +94,7 @@ def test_a_job_that_still_waits_gets_its_own_request_back_without_speeds(tmp_pat
     untrained(run)
     with pytest.raises(NoModelError):
         run()
-    assert run.slurm.jobs[11].features == "h100", "within undo_min it stays"
+    assert run.slurm.jobs[11].features == "h100", "within 10 minutes it stays"
     run.slurm.sleep(700)
     with pytest.raises(NoModelError):
         run()

@@ -121,13 +121,13 @@ def test_a_job_that_still_waits_gets_its_own_request_back(tmp_path: Path) -> Non
     run.slurm.jobs |= {job.job_id: job for job in [*busy, *(running(n, "n1", comment="") for n in (23, 24))]}
     run.slurm.sleep(300)
     run()
-    assert run.slurm.jobs[11].features == "h100", "within undo_min it stays"
+    assert run.slurm.jobs[11].features == "h100", "within 10 minutes it stays"
     run.slurm.sleep(400)
     assert run().undone == 1
     assert run.slurm.jobs[11].features == "[a100|h100]"
     run.slurm.jobs = {11: run.slurm.jobs[11]}
     run()
-    assert run.slurm.jobs[11].features == "[a100|h100]", "within again_min it stays"
+    assert run.slurm.jobs[11].features == "[a100|h100]", "within an hour it stays"
     run.slurm.sleep(3600)
     run()
     assert run.slurm.jobs[11].features == "h100"
@@ -230,10 +230,10 @@ def test_a_refused_change_is_not_tried_at_once_again(tmp_path: Path) -> None:
     assert run.kinds == ["place", "refused"]
 
 
-def test_the_number_of_changes_in_a_run_is_bounded(tmp_path: Path) -> None:
+def test_the_number_of_changes_in_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(tmp_path, *(Job(number) for number in range(11, 31)))
     run.slurm.nodes = {"n1": ("a100", 20), "n2": ("h100", 20)}
-    run.settings = replace(SETTINGS, jobs_per_run=3)
+    monkeypatch.setattr("slurm_hooks.placement.plan.JOBS_PER_RUN", 3)
     assert run().placed == 3
 
 
@@ -379,7 +379,7 @@ def test_a_movable_job_is_requeued_to_a_faster_type(tmp_path: Path) -> None:
         ({"restarts": 1}, "restarted by somebody else"),
         ({"more": {"array_job_id": 21}}, "array"),
         ({"limit_min": 400}, "run times are not known"),
-        ({"script": "#!/bin/sh\n#SBATCH --open-mode=append --signal=USR1@900\n"}, "checkpoint_s"),
+        ({"script": "#!/bin/sh\n#SBATCH --open-mode=append --signal=USR1@900\n"}, "checkpoint than 300 s"),
     ],
 )
 def test_running_jobs_that_are_left_alone(tmp_path: Path, change: dict[str, object], why: str) -> None:

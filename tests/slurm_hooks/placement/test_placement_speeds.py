@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from advisor.artefacts import current_version, save
+from advisor.duration.intervals import COVERAGE
 from advisor.service import train
 from advisor.speed import site as speed_site
 from advisor.speed.runs import load_speed_runs
@@ -75,7 +76,7 @@ def test_the_interval_is_that_of_a_run(tmp_path: Path, jobs_of: JobsOf) -> None:
     table = speed_site.learn_site_speeds(load_speed_runs(store), config, NOW_S)
     families = speed_site.user_families(load_speed_runs(store), table, config, NOW_S)
     [usual, *_] = speed_site.request_times(queued().record.request(), families, table, None, config)
-    assert (known.low_s, known.high_s) == pytest.approx(usual.next_run(config.training.coverage))
+    assert (known.low_s, known.high_s) == pytest.approx(usual.next_run(COVERAGE))
     assert known.low_s < usual.low_s < usual.high_s < known.high_s
 
 

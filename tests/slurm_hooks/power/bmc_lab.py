@@ -1,22 +1,42 @@
-"""What the tests of the power programs work with: a BMC file, a stand-in for scontrol, and BMCs that speak Redfish."""
+"""What the tests of the power programs work with: a BMC file, a stand-in for scontrol, and emulators of BMCs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import shutil
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from bmc_emulators import BMC, bmc_env, ipmi_argv, redfish_argv
+
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "docker/bin"))
 
-from bmc_server import Handler, Machine, serve  # noqa: E402
-
+REDFISH = """
+[[bmc]]
+nodes = "n[1-2]"
+method = "redfish"
+address = "localhost:{port}"
+user = "almanac"
+password = "dock"
+ca_file = "{ca_file}"
+system = "{{node}}"
+"""
+IPMI = """
+[[bmc]]
+nodes = "n[1-2]"
+method = "ipmi"
+address = "127.0.0.1:{port}"
+user = "almanac"
+password = "dock"
+cipher_suite = "3"
+"""
 SCONTROL = """#!/bin/sh
 echo "$@" >>{folder}/asked
 [ ! -e {folder}/slurm_is_lost ] || {{ echo "slurm_load_node error: Unable to contact slurm controller" >&2; exit 1; }}
@@ -89,37 +109,86 @@ class PowerLab:
 
 
 class Bmcs:
-    """BMCs of n1 and n2, one Redfish service for both; `wanted` counts what they were told."""
+    """BMCs of n1 and n2, of either kind, whose power is that of the program `bmc` (docker/bin)."""
 
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        lock = threading.Lock()
+    def __init__(self, lab: PowerLab, table: str) -> None:
+        self.lab, self.table = lab, table
 
-        def told(what: str) -> None:
-            with lock:
-                self.told.append(what)
+    def reset(self) -> None:
+        """All nodes are on, nothing was told, and the BMC file is right."""
+        shutil.rmtree(self.lab.folder / "power", ignore_errors=True)
+        (self.lab.folder / "power").mkdir()
+        for name in ("told", "slurm_is_lost"):
+            (self.lab.folder / name).unlink(missing_ok=True)
+        self.lab.states({"n1": POWERING_DOWN, "n2": POWERING_DOWN})
+        self.configure()
 
-        def machine(name: str) -> Machine:
-            return Machine(lambda: told(f"{name} on"), lambda: told(f"{name} off"), boot_s=0.0)
+    def let_hang(self, node: str) -> Path:
+        """Let a node ignore soft shutdowns; the file has a line for each."""
+        path = self.lab.folder / f"power/{node}.hangs"
+        path.touch()
+        return path
 
-        self.machines = {name: machine(name) for name in ("n1", "n2")}
-        self.handler = type("Handler", (Handler,), {"machines": self.machines, "login": "almanac:s3cret"})
-        self.handler.log_message = lambda *_: None  # type: ignore[method-assign]
+    def configure(self, old: str = "", new: str = "", **numbers: object) -> None:
+        assert old in self.table
+        self.lab.bmc(self.table.replace(old, new), **numbers)
+
+    @property
+    def told(self) -> list[str]:
+        """What the nodes were told, such as "off n1"."""
+        path = self.lab.folder / "told"
+        return sorted(path.read_text().splitlines()) if path.exists() else []
+
+    def power(self, node: str, *change: str) -> str:
+        argv = [BMC, node, *(change or ("status",))]
+        env = bmc_env(self.lab.folder, self.lab.folder / "switch")
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 @contextmanager
-def redfish(folder: Path, name: str = "localhost") -> Iterator[tuple[Bmcs, int, Path]]:
-    """Running BMCs, their port, and the certificate that they are known by, which is of host `name`."""
-    key, certificate, both = (folder / part for part in ("key.pem", "bmc-ca.crt", "both.pem"))
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-days", "2", "-subj", "/CN=bmc", "-addext", f"subjectAltName=DNS:{name}"]
-    argv = ["openssl", "req", "-x509", *kind, *names, "-keyout", key, "-out", certificate]
-    subprocess.run(argv, check=True, capture_output=True, env={"PATH": os.environ["PATH"]})
-    both.write_bytes(key.read_bytes() + certificate.read_bytes())
-    bmcs = Bmcs()
-    server = serve(0, bmcs.handler, host="127.0.0.1", certificate=both)
+def server(lab: PowerLab, argv: Sequence[str]) -> Iterator[None]:
+    """A BMC emulator that runs in the lab's folder."""
+    lab.program("switch", f'#!/bin/sh\necho "$1 $2" >>{lab.folder}/told\n')
+    with (lab.folder / "server.log").open("ab") as log:
+        env = bmc_env(lab.folder, lab.folder / "switch")
+        running = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        yield bmcs, server.server_address[1], certificate
+        yield
     finally:
-        server.shutdown()
-        server.server_close()
+        running.kill()
+        running.wait(10)
+
+
+@contextmanager
+def redfish(lab: PowerLab) -> Iterator[Bmcs]:
+    """The BMC of n1 and n2."""
+    port = free_port(socket.SOCK_STREAM)
+    with server(lab, redfish_argv(lab.folder, "n1,n2", port)):
+        wait_for_port(port)
+        yield Bmcs(lab, REDFISH.format(port=port, ca_file=lab.folder / "bmc.crt"))
+
+
+@contextmanager
+def ipmi(lab: PowerLab) -> Iterator[Bmcs]:
+    """The BMC of n1."""
+    if not (shutil.which("ipmi_sim") and shutil.which("ipmitool")):
+        pytest.skip("needs ipmi_sim and ipmitool (scripts/packages.sh servers)")
+    port = free_port(socket.SOCK_DGRAM)
+    with server(lab, ipmi_argv(lab.folder, "n1", port)):
+        yield Bmcs(lab, IPMI.format(port=port))
+
+
+def free_port(kind: socket.SocketKind) -> int:
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, timeout_s: float = 60) -> None:
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing listens on port {port} after {timeout_s} s")

@@ -558,8 +558,10 @@ def test_a_hold_between_plan_and_order_keeps_all_nodes_on(site: Site) -> None:
     assert (site.slurm.orders, outcome.changed) == ([], ("n1", "n2", "n3"))
 
 
-def test_a_node_that_an_operator_drains_is_neither_resumed_nor_quarantined(site: Site) -> None:
-    site.power(wake_retries=0)
+def test_a_node_that_an_operator_drains_is_neither_resumed_nor_quarantined(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_hooks.power.plan.WAKE_RETRIES", 0)
     site.run(target=5)
     site.slurm.pass_time(TEN_MIN)
     site.slurm.dead = {"n1"}

@@ -1,198 +1,169 @@
-"""almanac-power-off and -on over Redfish: real HTTPS to a BMC stand-in, and everything that can go wrong with it."""
+"""Answers of a Redfish service that is ill or hostile. What a sane one says is in test_power_emulators.py."""
 
 from __future__ import annotations
 
+import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from bmc_lab import Bmcs, PowerLab, redfish
+from bmc_emulators import make_certificate
 
-TABLE = """
-[[bmc]]
-nodes = "n[1-2]"
-method = "redfish"
-address = "localhost:{port}"
-user = "almanac"
-password = "s3cret"
-ca_file = "{ca_file}"
-system = "{{node}}"
-"""
+from slurm_hooks.power.bmc_file import BmcError, RedfishTable
+from slurm_hooks.power.redfish import Redfish
+
+ROOT, SYSTEM = "/redfish/v1/", "/redfish/v1/Systems/n1"
+RESET = {"#ComputerSystem.Reset": {"target": f"{SYSTEM}/Reset", "ResetType@Redfish.AllowableValues": ["ForceOff"]}}
+SANE: dict[str, object] = {
+    ROOT: {"Id": "r", "Systems": {"@odata.id": "/redfish/v1/Systems"}},
+    "/redfish/v1/Systems": {"Members": [{"@odata.id": SYSTEM}]},
+    SYSTEM: {"Id": "n1", "PowerState": "On", "Actions": RESET},
+}
 
 
-class Site:
-    def __init__(self, lab: PowerLab, bmcs: Bmcs, port: int, ca_file: Path) -> None:
-        self.lab, self.bmcs, self.port, self.ca_file = lab, bmcs, port, ca_file
-        self.configure()
+class Handler(BaseHTTPRequestHandler):
+    """`answers` by path: a JSON value, text, a status with headers, or what writes to the handler."""
 
-    def configure(self, old: str = "", new: str = "", **numbers: object) -> None:
-        table = TABLE.format(port=self.port, ca_file=self.ca_file)
-        assert old in table
-        self.lab.bmc(table.replace(old, new), **numbers)
+    answers: dict[str, object]
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        type(self).seen.append(f"{self.command} {self.path}")
+        answer = self.answers.get(self.path, (404, {}))
+        if callable(answer):
+            answer(self)
+            return
+        status, headers = answer if isinstance(answer, tuple) else (200, {})
+        body = (
+            b"" if isinstance(answer, tuple) else (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        )
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class Service:
+    """A BMC that answers as a test says."""
+
+    def __init__(self, folder: Path) -> None:
+        make_certificate(folder)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "bmc.crt", folder / "bmc.key")
+        self.handler = type("Here", (Handler,), {"answers": dict(SANE), "seen": []})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.table = RedfishTable(
+            nodes="n1",
+            address=f"localhost:{self.server.server_address[1]}",
+            user="almanac",
+            password="pässwörd €",
+            ca_file=str(folder / "bmc.crt"),
+        )
+
+    def error(self, timeout_s: float = 5) -> BmcError:
+        with pytest.raises(BmcError) as caught:
+            Redfish(self.table, "n1", timeout_s).status()
+        assert "pässwörd" not in str(caught.value)
+        return caught.value
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with redfish(tmp_path) as (bmcs, port, ca_file):
-        yield Site(PowerLab(tmp_path), bmcs, port, ca_file)
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
 
 
-def test_nodes_go_off_and_come_back(site: Site) -> None:
-    off = site.lab.run("off", "n[1-2]")
-    assert {node: line["result"] for node, line in off.items()} == {"n1": "done", "n2": "done"}
-    assert {machine.power for machine in site.bmcs.machines.values()} == {"off"}
-    assert {line["result"] for line in site.lab.run("off", "n[1-2]").values()} == {"already"}
-    site.lab.states({"n1": "IDLE+POWERING_UP", "n2": "IDLE+POWERED_DOWN+POWER_UP"})
-    assert {line["result"] for line in site.lab.run("on", "n[1-2]").values()} == {"done"}
-    assert {machine.power for machine in site.bmcs.machines.values()} == {"on"}
+def test_a_sane_answer_is_read(service: Service) -> None:
+    assert Redfish(service.table, "n1", 5).status() == "on"
 
 
-def test_status_says_the_power_and_changes_nothing(site: Site) -> None:
-    site.bmcs.machines["n2"].power = "off"
-    done = site.lab.start("off", "--status", "n[1-3]")
-    assert done.stdout == "n1: on\nn2: off\nn3: no [[bmc]] table names this node\n"
-    assert done.returncode == 1 and site.bmcs.told == []
+def drop(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def trickle(handler: BaseHTTPRequestHandler) -> None:
+    for _ in range(200):
+        handler.wfile.write(b"H")
+        time.sleep(0.2)
+
+
+def pour(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n" + b" " * (3 << 20))
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("path", "answer", "said", "is_final"),
     [
-        ("ALLOCATED+POWERING_DOWN", "it may run a job"),
-        ("MIXED+POWERED_DOWN", "it may run a job"),
-        ("IDLE+COMPLETING+POWERING_DOWN", "it may run a job"),
-        ("IDLE", "nobody powers it down"),
-        ("IDLE*+DRAIN", "nobody powers it down"),
-        ("IDLE+POWERED_DOWN+POWER_UP", "it is being woken"),
-        ("IDLE+NOT_RESPONDING+POWERING_UP", "it is being woken"),
-        ("UNKNOWN+POWERED_DOWN", "it may run a job"),
+        (ROOT, (500, {}), "HTTP status 500", False),
+        (ROOT, (429, {}), "HTTP status 429", False),
+        (ROOT, (404, {}), "HTTP status 404", True),
+        (ROOT, (401, {}), "refuses user and password", True),
+        (ROOT, (302, {"Location": "https://evil.example/redfish/v1/"}), "HTTP status 302", False),
+        (ROOT, (302, {"Location": "http://localhost/redfish/v1/"}), "HTTP status 302", False),
+        (ROOT, drop, "ConnectionError", False),
+        (ROOT, trickle, "no whole answer within 1 s", False),
+        (ROOT, lambda handler: time.sleep(3), "within 1 s", False),
+        (ROOT, pour, "more than 1 MiB", False),
+        (ROOT, "{", "JSONDecodeError", False),
+        (ROOT, "[]", "Error", False),
+        (ROOT, "null", "Error", False),
+        (ROOT, "[" * 100_000, "Recursion", False),
+        (ROOT, {"Id": "r", "Systems": 7}, "Error", False),
+        (ROOT, {"Id": "r", "Systems": {"@odata.id": "https://evil.example/x"}}, "InvalidSchema", False),
+        (ROOT, {"Id": "r", "Systems": {"@odata.id": "//evil.example/redfish/v1/x"}}, "InvalidSchema", False),
+        (ROOT, {"Id": "r", "Systems": {"@odata.id": 7}}, "Error", False),
+        ("/redfish/v1/Systems", {"Members": []}, "0 of 0 systems fit", True),
+        ("/redfish/v1/Systems", {"Members": 7}, "Error", False),
+        (SYSTEM, {"Id": "n1", "PowerState": None}, "PowerState is not On or Off", False),
+        (SYSTEM, {"Id": "n1", "PowerState": 7}, "PowerState is not On or Off", False),
+        (SYSTEM, {"Id": "n1", "PowerState": "off"}, "PowerState is not On or Off", False),
+        (SYSTEM, {"Id": "n1", "PowerState": ["On"]}, "", False),
     ],
 )
-def test_power_is_not_cut_unless_slurm_powers_the_node_down(site: Site, states: str, said: str) -> None:
-    site.lab.states({"n1": states})
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "refused" and said in str(line["message"])
-    assert site.bmcs.told == []
-
-
-def test_power_is_not_cut_where_slurm_does_not_answer(site: Site) -> None:
-    (site.lab.folder / "slurm_is_lost").touch()
-    (site.lab.folder / "nodes").write_text("")
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and "Slurm does not answer" in str(line["message"])
-    assert site.bmcs.told == []
-    site.bmcs.machines["n1"].power = "off"
-    assert site.lab.run("on", "n1")["n1"]["result"] == "done"
-
-
-def test_a_node_that_is_allocated_while_it_shuts_down_is_not_cut(site: Site) -> None:
-    """The soft shutdown hangs; meanwhile Slurm gives the node to a job."""
-    site.configure(soft_s=6)
-    site.bmcs.handler.fault = ""
-    ask, sent = site.bmcs.machines["n1"].switch, threading.Event()
-
-    def hang(power: str) -> None:
-        if not sent.is_set():
-            site.lab.states({"n1": "MIXED+POWERING_UP"})
-            sent.set()
-            return
-        ask(power)
-
-    site.bmcs.machines["n1"].switch = hang  # type: ignore[method-assign]
-    line = site.lab.run("off", "n1")["n1"]
-    assert sent.is_set() and line["result"] == "refused" and "may run a job" in str(line["message"])
-    assert site.bmcs.told == []
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [("500", "HTTP status 500"), ("drop", "localhost"), ("slow 30", "localhost"), ("302", "HTTP status 302")],
-)
-def test_a_sick_bmc_fails_its_node_and_no_other(site: Site, fault: str, said: str) -> None:
-    site.configure(timeout_s=1)
-    site.bmcs.handler.fault = fault
+def test_nonsense_is_an_error_in_time(service: Service, path: str, answer: object, said: str, is_final: bool) -> None:
+    service.handler.answers[path] = answer
     started_s = time.monotonic()
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and said in str(line["message"])
-    assert time.monotonic() - started_s < 15
+    error = service.error(timeout_s=1 if callable(answer) else 5)
+    assert said in str(error) and error.is_final == is_final
+    assert time.monotonic() - started_s < 3
 
 
-def test_it_tries_again_after_a_fault_that_passes(site: Site) -> None:
-    site.configure(retries=3)
-    site.bmcs.handler.fault = "503"
-    threading.Timer(3.0, lambda: setattr(site.bmcs.handler, "fault", "")).start()
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "done" and int(str(line["tries"])) > 1
+@pytest.mark.parametrize("status", [500, 503, 400, 302])
+def test_an_order_is_one_request(service: Service, status: int) -> None:
+    """Slurm is asked before each order: another try is the caller's."""
+    service.handler.answers[f"{SYSTEM}/Reset"] = (status, {"Location": "https://evil.example/x"})
+    bmc = Redfish(service.table, "n1", 5)
+    bmc.status()
+    service.handler.seen.clear()
+    with pytest.raises(BmcError, match=f"HTTP status {status}"):
+        bmc.set("off")
+    assert service.handler.seen == [f"POST {SYSTEM}/Reset"]
 
 
-def test_a_byte_now_and_then_does_not_hold_it_for_ever(tmp_path: Path, site: Site) -> None:
-    def trickle(handler: object) -> None:
-        for _ in range(200):
-            handler.wfile.write(b"H")  # type: ignore[attr-defined]
-            handler.wfile.flush()  # type: ignore[attr-defined]
-            time.sleep(0.2)
-
-    site.configure(timeout_s=1)
-    site.bmcs.handler.do_GET = trickle  # type: ignore[method-assign, assignment]
-    started_s = time.monotonic()
-    assert site.lab.run("off", "n1")["n1"]["result"] == "failed"
-    assert time.monotonic() - started_s < 10
+def test_an_order_that_the_bmc_does_not_offer_is_not_sent(service: Service) -> None:
+    with pytest.raises(BmcError, match="GRACEFUL_SHUTDOWN"):
+        Redfish(service.table, "n1", 5).set("soft")
+    assert not any(line.startswith("POST") for line in service.handler.seen)
 
 
-def test_a_wrong_password_is_final_and_not_shown(site: Site) -> None:
-    site.configure("s3cret", "hunter2", retries=5)
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and line["tries"] == 1
-    assert "refuses user almanac" in str(line["message"])
-    assert "hunter2" not in site.lab.log.read_text()
-
-
-def test_a_certificate_of_nobody_we_know_gets_no_password(site: Site) -> None:
-    site.configure(str(site.ca_file), "")
-    seen: list[str] = []
-    site.bmcs.handler.do_GET = lambda handler: seen.append("asked")  # type: ignore[method-assign]
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and "certificate refused" in str(line["message"]) and seen == []
-
-
-def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
-    with redfish(tmp_path, name="other.example") as (bmcs, port, ca_file):
-        site = Site(PowerLab(tmp_path), bmcs, port, ca_file)
-        line = site.lab.run("off", "n1")["n1"]
-        assert line["result"] == "failed" and "certificate refused" in str(line["message"]) and bmcs.told == []
-
-
-@pytest.mark.parametrize("path", ["https://evil.example/x", "//evil.example/redfish/v1/x", "/redfish/v1/x y", 7])
-def test_a_bmc_cannot_send_it_elsewhere(site: Site, path: object) -> None:
-    root = {"Systems": {"@odata.id": path}}
-    site.bmcs.handler._redfish = lambda handler, body: handler._json(root)  # type: ignore[method-assign]
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and "not a Redfish path" in str(line["message"]) and line["tries"] == 1
-
-
-@pytest.mark.parametrize("power", [None, "Paused", 7, "off"])
-def test_a_power_state_that_says_nothing_is_no_success(site: Site, power: object) -> None:
-    site.bmcs.handler._system = lambda handler, path, body: handler._json({"PowerState": power})  # type: ignore[method-assign]
-    line = site.lab.run("off", "n1")["n1"]
-    assert line["result"] == "failed" and "PowerState is" in str(line["message"])
-
-
-@pytest.mark.parametrize("answer", ["[]", "{", "[" * 100_000, '{"Systems": 7}', "null"])
-def test_nonsense_is_an_error_of_that_node(site: Site, answer: str) -> None:
-    site.bmcs.handler._redfish = lambda handler, body: handler._answer(200, answer)  # type: ignore[method-assign]
-    assert site.lab.run("off", "n1")["n1"]["result"] == "failed"
-
-
-def test_several_systems_need_a_choice(site: Site) -> None:
-    site.configure('system = "{node}"', "")
-    line = site.lab.run("off", "n1")["n1"]
-    assert "2 of 2 systems fit" in str(line["message"]) and site.bmcs.told == []
-
-
-def test_a_port_where_nobody_listens(site: Site) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        site.configure(f"localhost:{site.port}", f"localhost:{closed.getsockname()[1]}")
-        assert "ConnectionRefusedError" in str(site.lab.run("off", "n1")["n1"]["message"])
+def test_an_order_goes_to_this_bmc_only(service: Service) -> None:
+    reset = {"#ComputerSystem.Reset": {"target": "https://evil.example/x"}}
+    service.handler.answers[SYSTEM] = {"Id": "n1", "PowerState": "On", "Actions": reset}
+    with pytest.raises(BmcError, match="InvalidSchema"):
+        Redfish(service.table, "n1", 5).set("off")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from advisor.waits.view import TypeWait
-from almanac.gpu_type_config import GpuType
 from almanac.records import Request
+from almanac.submit_config import GpuType
 from almanac.units import format_duration
 from slurm_hooks.advice.times_file import PublishedTime, render_times, usable_times
 from slurm_hooks.advice.waits_file import WaitsFile, parse_waits, render_waits

@@ -19,14 +19,15 @@ import click
 import pytest
 
 from almanac.config_file import parse_config
-from cli.main import COMMANDS, cli
+from cli.main import cli
+from cli.tasks import ROOT_STATE, TASKS
 
 SYSTEM = Path(__file__).parents[3] / "slurm_hooks" / "system"
-SERVICES = sorted((SYSTEM / "systemd").glob("*.service"))
-TIMERS = sorted((SYSTEM / "systemd").glob("*.timer"))
+SERVICES, TIMERS = (
+    sorted((SYSTEM / "systemd").glob(f"*.{kind}"), key=lambda path: path.stem) for kind in ("service", "timer")
+)
 COPY = [SYSTEM / "copy" / f"almanac-copy.{kind}" for kind in ("service", "timer")]
 """Units of slurm-almanac-client."""
-TELL = 'echo "$(umask)" "$@"'
 NOBODY = (
     pwd.getpwnam("nobody").pw_uid,
     pwd.getpwnam("nobody").pw_gid,
@@ -46,86 +47,75 @@ def service_of(path: Path) -> configparser.SectionProxy:
     return unit(path)["Service"]
 
 
-def parses(words: list[str]) -> str:
-    """The command that a line runs; fails where it or one of its options does not exist."""
-    if Path(words[0]).name == "almanac-distribute":
-        assert len(words) == 1
-        return "distribute"
-    assert Path(words[0]).name == "almanac"
-    assert words[1] in COMMANDS
-    command = cli.get_command(click.Context(cli), words[1])
-    assert command is not None
-    if isinstance(command, click.Group):
-        member = command.get_command(click.Context(command), words[2])
-        assert member is not None
-        member.make_context(words[2], list(words[3:]))
-        # `mig apply` is what its group is for.
-        return words[1] if words[2] == "apply" else f"{words[1]}-{words[2]}"
-    command.make_context(words[1], list(words[2:]))
-    return words[1]
+def test_each_task_runs_a_command_that_exists() -> None:
+    """With options that it takes."""
+    for task in TASKS.values():
+        program, *words = shlex.split(task.command)
+        if program == "almanac-distribute":
+            assert not words
+            continue
+        assert program == "almanac"
+        command: click.Command = cli
+        while isinstance(command, click.Group):
+            found = command.get_command(click.Context(command), words[0])
+            assert found is not None, task.command
+            command = found
+            words.pop(0)
+        command.make_context(task.name, words)
 
 
-def cron_words(line: str) -> tuple[str, list[str]]:
-    """The user of a line and the words from `almanac` on, without the redirection."""
-    user, command = line.split(maxsplit=6)[5:]
-    words = shlex.split(re.split(">>|2>&1", command.split(";", 1)[1])[0])
-    return user, words[max(at for at, word in enumerate(words) if word in ("almanac", "almanac-distribute")) :]
+def test_no_task_is_unbounded_and_what_acts_on_the_present_is_not_made_up() -> None:
+    """A hung power run ends before the next but one."""
+    for task in TASKS.values():
+        assert 0 < task.limit_min <= 360 and 0 < task.memory_percent <= 50
+        assert 0 <= task.at_min < task.every_min and 1440 % task.every_min == 0
+    late = {name for name, task in TASKS.items() if not task.is_made_up}
+    assert late == {"power", "mig", "mig-raise", "place"}
+    assert TASKS["power"].limit_min <= TASKS["power"].every_min
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
-def test_each_service_runs_a_command_that_exists_and_has_its_timer(path: Path) -> None:
-    service = unit(path)["Service"]
-    assert service["Type"] == "oneshot"
-    assert path.stem == f"almanac-{parses(shlex.split(service['ExecStart']))}"
-    assert service["ExecStart"].startswith(("/usr/bin/almanac ", "/usr/sbin/almanac-distribute"))
+def test_each_service_looks_every_minute_for_what_is_due(path: Path) -> None:
+    assert service_of(path)["ExecStart"] == "/usr/bin/almanac run"
     timer = unit(path.with_suffix(".timer"))
     assert timer["Install"]["WantedBy"] == "timers.target"
-    assert timer["Timer"]["OnCalendar"]
+    assert timer["Timer"]["OnCalendar"] == "minutely"
+    assert timer["Timer"]["AccuracySec"] == "1s"
 
 
-def test_every_timer_has_its_service() -> None:
-    assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES]
-    assert len(TIMERS) == 13
-
-
-def test_a_missed_power_run_is_not_made_up_for_and_one_that_hangs_ends_before_the_next_but_one() -> None:
-    """At 10 minutes; of the past state that a late run saw nothing may be left to act on."""
-    power = SYSTEM / "systemd" / "almanac-power.timer"
-    assert unit(power)["Timer"]["OnCalendar"] == "*:06/10"
-    assert unit(power)["Timer"]["Persistent"] == "no"
-    assert unit(power.with_suffix(".service"))["Service"]["TimeoutStartSec"] == "10min"
+def test_one_timer_for_each_privilege() -> None:
+    assert [path.stem for path in TIMERS] == [path.stem for path in SERVICES] == ["almanac", "almanac-root"]
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
 def test_services_are_hardened(path: Path) -> None:
-    service = unit(path)["Service"]
+    service = service_of(path)
     for key in ("NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome", "RestrictSUIDSGID"):
         assert service[key] == "yes", key
     assert service["ProtectSystem"] == "strict"
-    folders = {"/var/lib/almanac"}
-    if path.stem in ("almanac-publish", "almanac-report"):
-        assert (
-            service["TimeoutStartSec"] == "1h"
-        )  # systemd sets none, and a run that hangs keeps the next from starting
-    if path.stem == "almanac-distribute":
+    assert service["OOMPolicy"] == "continue", "one task's memory is not the end of the others"
+    folders = set(service["ReadWritePaths"].split())
+    if path.stem == "almanac-root":
         assert service["User"] == "root"
         assert set(service["CapabilityBoundingSet"].split()) == {"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER"}
-        assert service["TimeoutStartSec"] and service["MemoryMax"]
-        folders = {"/var/lib/almanac-advice"}
+        assert folders == {"/var/lib/almanac-advice"}
+        assert Path("/run") / service["RuntimeDirectory"] == ROOT_STATE
     else:
         assert service["User"] == "almanac"
         assert service["CapabilityBoundingSet"] == ""
-    folders |= {"/var/lib/almanac-metrics"} if path.stem == "almanac-metrics" else set()
-    if path.stem == "almanac-report":  # notices of ended jobs, and the mark that users' choices are read
-        folders |= {"-/var/spool/almanac/ended", "-/var/lib/almanac-advice/mail"}
-    assert set(service["ReadWritePaths"].split()) == folders
+        # Notices of ended jobs, and the mark that users' choices are read.
+        optional = {"-/var/lib/almanac-metrics", "-/var/spool/almanac/ended", "-/var/lib/almanac-advice/mail"}
+        assert folders == {"/var/lib/almanac"} | optional
 
 
-def test_the_copy_is_hardened_as_distribute_is_and_writes_to_the_advice_only() -> None:
-    copy, publish = (unit(path)["Service"] for path in (COPY[0], SYSTEM / "systemd" / "almanac-distribute.service"))
+def test_the_copy_is_hardened_as_roots_tasks_are_and_writes_to_the_advice_only() -> None:
+    copy, publish = (unit(path)["Service"] for path in (COPY[0], SYSTEM / "systemd" / "almanac-root.service"))
     assert copy["ExecStart"] == "/usr/libexec/almanac/almanac-copy.sh"
     assert (copy["StateDirectory"], copy["StateDirectoryMode"]) == ("almanac-advice", "0711")
-    own = {"ExecStart", "StateDirectory", "StateDirectoryMode", "ReadWritePaths", "TimeoutStartSec", "MemoryMax"}
+    own = {
+        "ExecStart", "StateDirectory", "StateDirectoryMode", "RuntimeDirectory", "RuntimeDirectoryPreserve",
+        "OOMPolicy", "ReadWritePaths", "Type", "SuccessExitStatus", "TimeoutStartSec", "RuntimeMaxSec", "MemoryMax",
+    }  # fmt: skip
     assert {key: value for key, value in copy.items() if key not in own} == {
         key: value for key, value in publish.items() if key not in own
     }
@@ -135,54 +125,39 @@ def test_the_copy_is_hardened_as_distribute_is_and_writes_to_the_advice_only() -
 
 
 def test_every_unit_bounds_the_time_and_the_memory_of_a_run() -> None:
-    """systemd sets no limits of its own on a oneshot service."""
-    services = {path.name: unit(path)["Service"] for path in SYSTEM.rglob("*.service")}
+    """systemd sets no limits of its own."""
+    services = {path.name: service_of(path) for path in SYSTEM.rglob("*.service")}
     assert len(services) == len(SERVICES) + 1
     unbounded = {
         f"{name}: {key}"
         for name, service in services.items()
-        for key, form in (("TimeoutStartSec", r"[1-9][0-9]*(min|h)"), ("MemoryMax", r"[1-9][0-9]*(%|[MG])"))
+        for key, form in (
+            ("TimeoutStartSec" if service["Type"] == "oneshot" else "RuntimeMaxSec", r"[1-9][0-9]*(min|h|d)"),
+            ("MemoryMax", r"[1-9][0-9]*(%|[MG])"),
+        )
         if not re.fullmatch(form, service.get(key, ""))
     }
     assert not unbounded
 
 
-def test_cron_ends_a_run_when_its_unit_would() -> None:
-    limits = {parses(shlex.split(one["ExecStart"])): one["TimeoutStartSec"] for one in map(service_of, SERVICES)}
-    found = {
-        parses(cron_words(line)[1]): re.findall(r"\btimeout -k 90 (\S+) almanac(?:-distribute)?\b", line)
-        for line in CRON
-    }
-    assert found == {name: [limit.replace("min", "m")] for name, limit in limits.items()}
-
-
 def test_cron_runs_what_the_timers_run_as_the_same_users() -> None:
-    services = {path: unit(path)["Service"] for path in SERVICES}
-    starts = ((service["User"], service["ExecStart"]) for service in services.values())
-    expected = {(user, re.sub("^/usr/s?bin/", "", start)) for user, start in starts}
-    assert {(user, " ".join(words)) for user, words in map(cron_words, CRON)} == expected
-    for line in CRON:
-        assert "%" not in line, "cron takes it for a line's end"
+    assert [line.split(maxsplit=6)[:6] for line in CRON] == [[*"*****", service_of(path)["User"]] for path in SERVICES]
 
 
-@pytest.mark.parametrize("line", CRON, ids=lambda line: " ".join(cron_words(line)[1][:3]))
+@pytest.mark.parametrize("line", CRON, ids=lambda line: line.split()[5])
 def test_cron_lines_run(line: str, tmp_path: Path) -> None:
-    """With programs that tell their arguments, a timeout that sets none, and a logger that writes a file."""
-    log = f'cat >>"{tmp_path}/${{2#almanac-}}.log"'
-    for name, script in (
-        ("almanac", TELL),
-        ("almanac-distribute", TELL),
-        ("timeout", 'shift 3; exec "$@"'),
-        ("logger", log),
-    ):
+    """With an almanac that tells its arguments, and a logger that writes a file."""
+    log = f'cat >>"{tmp_path}/run.log"'
+    for name, script in (("almanac", 'echo "$(umask)" "$@"'), ("logger", log)):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    user, words = cron_words(line)
-    command = line.split(maxsplit=6)[6].replace("/var/log/almanac", str(tmp_path))
+    user, words = line.split(maxsplit=6)[5:]
+    assert "%" not in line, "cron takes it for a line's end"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["/bin/sh", "-c", command], check=True, env=environment, timeout=30)
-    mask = "0077" if user == "root" else "0027"
-    assert (tmp_path / f"{parses(words)}.log").read_text().split() == [mask, *words[1:]]
+    shell = ["/bin/sh", "-c", words.replace("/var/log/almanac", str(tmp_path))]
+    subprocess.run(shell, check=True, env=environment, timeout=30)
+    expected = ["0077", "run"] if user == "root" else ["0027", "run", "--logs", str(tmp_path)]
+    assert (tmp_path / "run.log").read_text().split() == expected
 
 
 def test_modes_of_the_folders() -> None:
@@ -264,18 +239,17 @@ def test_what_the_cron_lines_write_is_rotated_again_and_again(logs: Path) -> Non
     text = (SYSTEM / "logrotate").read_text().replace("/var/log/almanac", str(logs))
     rule.write_text(text.replace("su almanac almanac", f"su nobody {group}"))
     rule.chmod(0o644)
-    names = [(line.split()[5], name) for line in CRON for name in re.findall(r">>/var/log/almanac/(\S+)", line)]
-    assert len(names) >= 4
+    names = ["run.log", *(f"{task}.log" for task in TASKS)]
+    ids = ["--reuid", str(uid), "--regid", str(gid), "--clear-groups"]
     for _ in range(3):
-        for user, name in names:
-            ids = ["--reuid", str(uid), "--regid", str(gid)] if user == "almanac" else ["--reuid=0", "--regid=0"]
-            command = f"umask {'027' if user == 'almanac' else '007'}; echo words >>{logs}/{name}"
-            subprocess.run(["setpriv", *ids, "--clear-groups", "sh", "-c", command], check=True, timeout=30)
+        for name in names:
+            command = f"umask 027; echo words >>{logs}/{name}"
+            subprocess.run(["setpriv", *ids, "sh", "-c", command], check=True, timeout=30)
         rotate = ["logrotate", "--force", "--state", str(logs.parent / "state"), str(rule)]
         done = subprocess.run(rotate, capture_output=True, text=True, check=False, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in logs.iterdir()} == {
-        f"{name}.{end}" for _, name in names for end in ("1", "2.gz", "3.gz")
+        f"{name}.{end}" for name in names for end in ("1", "2.gz", "3.gz")
     }
 
 
@@ -293,4 +267,4 @@ def test_a_package_makes_the_same_folders_without_systemd_and_ends_every_timer()
     calls = [line.split() for line in (scripts / "slurm-almanac.postinst").read_text().splitlines()]
     assert {each[1]: (each[4], each[2]) for each in calls if each[:1] == ["make_folder"] and len(each) == 5} == wanted
     units = (scripts / "slurm-almanac.prerm").read_text().split("for unit in ")[1].split(";")[0].split()
-    assert sorted(f"almanac-{name}.timer" for name in units) == [path.name for path in TIMERS]
+    assert units == [path.stem for path in TIMERS]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr
 
-from almanac.config import Config, MetricsSection
+from almanac.config import Config
 
 Any_ = Any
 PIPES = ("fp64", "fp32", "fp16", "tensor")
@@ -73,9 +73,8 @@ def test_the_papers_rule_takes_the_5th_percentile_where_it_is_larger(job: Any_, 
     assert (found["paper"]["jobs"], found["notebooks"]["jobs"]) == (19, 21)
 
 
-def test_the_configured_threshold_is_used(job: Any_, rows: Any_) -> None:
-    config = Config(metrics=MetricsSection(pipe_used_frac=0.25))
-    found = rows("fig02_pipe_mix", [job(**means(fp64=0.3)), job(**means(fp64=0.2))], config)
+def test_a_pipe_counts_as_used_above_the_threshold(job: Any_, rows: Any_) -> None:
+    found = rows("fig02_pipe_mix", [job(**means(fp64=0.006)), job(**means(fp64=0.004))])
     assert {(row["rule"], row["pipes"]): row["jobs"] for row in found} == {
         ("paper", "fp64"): 1, ("paper", "none"): 1, ("notebooks", "fp64"): 1, ("notebooks", "none"): 1,
     }  # fmt: skip

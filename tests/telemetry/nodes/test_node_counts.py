@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from almanac.actions_config import NodeSet
 from almanac.errors import DamageWarning
-from almanac.power_config import NodeSet
 from telemetry.nodes.counts import append_counts, demand_series, read_counts
 from telemetry.nodes.demand import SILENCE_S, known_span
 from telemetry.nodes.series import MISSING, read_node_series

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from almanac.power_config import NodeSet
+from almanac.actions_config import NodeSet
 from telemetry.nodes.demand import NO_NODES, REVERSED, RUNAWAY, UNREADABLE, Accounted, accounted_demand
 from telemetry.nodes.runs import NodeRuns, highest_per_minute, in_use_per_minute
 from telemetry.store.schema import JOBS

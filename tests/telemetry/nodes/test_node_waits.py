@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from almanac.power_config import NodeSet
-from demo import SiteShape, jobs_table, plan_site
-from demo.plan import host_names
+from almanac.actions_config import NodeSet
+from demo import SiteShape, host_names, jobs_table, plan_site
 from telemetry.nodes.demand import Accounted, accounted_demand
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from almanac.actions_config import NodeSet
 from almanac.errors import ConfigError
-from almanac.power_config import NodeSet
 from almanac.records import Counts
 from telemetry.slurm.backend import Node, PendingJob
 from telemetry.slurm.gpu_queue import gpu_jobs
