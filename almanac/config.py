@@ -143,7 +143,6 @@ class MetricsSection:
 class Dask:
     """Workers of `--engine dask` and `--engine slurm`. Dask's own configuration fills in empty keys."""
 
-    workers: int = _key(0, "worker processes on this machine (--engine dask); 0: one per core", low=0)
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
     jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
     cores: int = _key(8, "cores of each Slurm job, one worker process on each", low=1)

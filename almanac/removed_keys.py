@@ -15,6 +15,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "dask.qos": "--qos=... in dask.directives",
         "dask.tls": "always true",
         "dask.wait_s": "always 600",
+        "dask.workers": "--engine local, which uses all cores",
         "slurm.max_clock_skew_s": "always 300",
         "bindings.use_squeue": "always true",
         "metrics.window_s": "always 60",

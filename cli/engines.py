@@ -16,7 +16,7 @@ from cli.app import App
 
 if TYPE_CHECKING:
     from telemetry.metrics.chunks import Mapper
-    from telemetry.metrics.dask_engine import Workers
+    from telemetry.metrics.workers import Workers
 
 ENGINES = ("local", "dask", "slurm")
 EXTRA = ("cryptography", "dask", "dask_jobqueue", "distributed")
@@ -25,8 +25,8 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 def engine_options(command: Command) -> Command:
     """--engine and --scheduler, which arrive as `engine` and `scheduler`."""
-    where = "Compute in this process, on Dask workers, or on workers in Slurm jobs. [local]"
-    address = "Running scheduler for --engine dask, such as tls://host:8786. [workers on this machine]"
+    where = "Compute in this process, on a Dask scheduler's workers, or on workers in Slurm jobs. [local]"
+    address = "Running scheduler for --engine dask, such as tls://host:8786."
     command = click.option("--scheduler", metavar="ADDRESS", help=address)(command)
     return click.option("--engine", type=click.Choice(ENGINES), default="local", help=where)(command)
 
@@ -37,8 +37,10 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
 
     Raises ConfigError if the extra is not installed.
     """
-    if scheduler and engine != "dask":
-        raise click.UsageError("--scheduler needs --engine dask")
+    if bool(scheduler) != (engine == "dask"):
+        raise click.UsageError(
+            "--engine dask and --scheduler ADDRESS need each other; --engine local uses all cores here"
+        )
     if engine == "local":
         from telemetry.metrics.chunks import map_partials
 
@@ -47,7 +49,7 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
     with _needs_extra():
         from telemetry.metrics.dask_engine import DaskMapper
 
-        manager = _workers(app, engine, scheduler)
+        manager = _workers(app, scheduler)
     with contextlib.ExitStack() as stack:
         # A stopped timer, a login node that shuts down, or a lost terminal must not leave jobs behind.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -57,16 +59,16 @@ def open_engine(app: App, engine: str, scheduler: str | None = None) -> Iterator
         yield DaskMapper(lambda: stack.enter_context(manager))
 
 
-def _workers(app: App, engine: str, scheduler: str | None) -> contextlib.AbstractContextManager[Workers]:
+def _workers(app: App, scheduler: str | None) -> contextlib.AbstractContextManager[Workers]:
     section = app.config.dask
-    if engine == "slurm":
-        from telemetry.metrics.slurm_workers import slurm_workers
+    if scheduler:
+        from telemetry.metrics.workers import scheduler_workers
 
-        shared = Path(section.shared_directory) if section.shared_directory else app.store_root / "workers"
-        return slurm_workers(section, app.commands, shared.absolute(), app.config.slurm.bin_dir)
-    from telemetry.metrics.workers import local_workers, scheduler_workers
+        return scheduler_workers(scheduler, section)
+    from telemetry.metrics.slurm_workers import slurm_workers
 
-    return scheduler_workers(scheduler, section) if scheduler else local_workers(section)
+    shared = Path(section.shared_directory) if section.shared_directory else app.store_root / "workers"
+    return slurm_workers(section, app.commands, shared.absolute(), app.config.slurm.bin_dir)
 
 
 @contextlib.contextmanager

@@ -10,18 +10,18 @@ import contextlib
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import dask
 import duckdb
 import pyarrow as pa
-from distributed import Client, Future, get_worker
+from distributed import Client, Future, as_completed, get_worker
 from distributed.scheduler import KilledWorker
 
 from almanac import __version__
@@ -31,25 +31,14 @@ from telemetry.metrics.chunks import Progress, Work
 from telemetry.metrics.hours import Files
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials, compute_partials, merge_partials
+from telemetry.metrics.workers import Workers
 from telemetry.store.database import connect
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-TICK_S = 1.0
+_TICK_S = 0.2
 _DECISIVE = ("duckdb", "numpy", "pyarrow")
-
-
-class Workers(Protocol):
-    """Dask workers that a client can reach. Both raise AlmanacError where there is no hope of any."""
-
-    client: Client
-
-    def want(self, tasks: int) -> None:
-        """Have workers started for so many tasks; does not wait for them."""
-
-    def tend(self) -> int:
-        """Called every TICK_S while results are awaited; how many workers there are now."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ def _check_imports(client: Client) -> None:
 def _submit(client: Client, chunks: Sequence[Files], allocations: pa.Table, call: _Call) -> list[Future[Partials]]:
     """One future per chunk. The allocations travel once, as a task, because scattered data dies with its holder."""
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
-        shared = client.submit(_unpacked, _packed(allocations), pure=False)
+        shared = client.submit(pa.table, allocations, pure=False)
     futures: list[Future[Partials]] = client.map(_chunk_partials, chunks, allocations=shared, call=call, pure=False)
     return futures
 
@@ -122,26 +111,23 @@ def _gather(
 ) -> list[Partials]:
     """Results in the order of the chunks; the workers forget each when it is here."""
     place = {future.key: number for number, future in enumerate(futures)}
-    pending = {future.key: future for future in futures}
+    done = as_completed(futures, with_results=True, raise_errors=False)
     futures.clear()
-    done: SimpleQueue[Future[Partials]] = SimpleQueue()
-    for future in pending.values():
-        future.add_done_callback(done.put)
     found: dict[int, Partials] = {}
-    while pending:
-        with contextlib.suppress(Empty):
-            future = done.get(timeout=TICK_S)
-            number = place[future.key]
-            part = _result(future, chunks[number])
-            if part is None:
-                future.add_done_callback(done.put)
-            else:
-                found[number] = part
-                del pending[future.key]
+    while len(found) < len(chunks):
+        batch = done.next_batch(block=False)
         with _scheduler_at_hand():
+            for future, part in batch:
+                if future.status == "error":
+                    raise _said(part[1], chunks[place[future.key]])
+                if future.status != "finished":
+                    raise CancelledError(future.status)
+                found[place[future.key]] = part
             present = workers.tend()
         note = f"{format_count(sum(part.runs for part in found.values()))} GPU runs"
         progress(len(found), len(chunks), f"{note}, {format_count(present)} workers" if present else "no worker yet")
+        if not batch:
+            time.sleep(_TICK_S)
     return [found[number] for number in range(len(chunks))]
 
 
@@ -156,43 +142,17 @@ def _scheduler_at_hand() -> Iterator[None]:
         ) from error
 
 
-def _result(future: Future[Partials], files: Files) -> Partials | None:
-    """None where its worker died after it had finished: the scheduler has it computed again."""
-    if future.status == "error":
-        raise _said(future.exception(), files)
-    with _scheduler_at_hand(), contextlib.suppress(TimeoutError):
-        part: Partials = future.result(timeout=TICK_S)
-        return part
-    return None
-
-
 def _said(error: BaseException, files: Files) -> BaseException:
-    """A task's error as it is, or in words where it is Dask's or the worker's own."""
+    """A task's error as it is, or in words if it is Dask's or the worker's own."""
+    named = f"{files.paths[0]}" + (f" and {len(files.paths) - 1} more" if len(files.paths) > 1 else "")
     if isinstance(error, KilledWorker):
         return AlmanacError(
-            f"{error.allowed_failures + 1} workers died while they computed {_named(files)}",
+            f"{error.allowed_failures + 1} workers died while they computed {named}",
             "they probably ran out of memory: raise dask.memory_gib, or read the workers' output",
         )
     if isinstance(error, duckdb.OutOfMemoryException):
-        return AlmanacError(f"{_named(files)}: a worker ran out of memory: {error}", "raise dask.memory_gib")
+        return AlmanacError(f"{named}: a worker ran out of memory: {error}", "raise dask.memory_gib")
     return error
-
-
-def _named(files: Files) -> str:
-    more = f" and {len(files.paths) - 1} more" if len(files.paths) > 1 else ""
-    return f"{files.paths[0]}{more}"
-
-
-def _packed(allocations: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, allocations.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-        stream.write_table(allocations)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def _unpacked(packed: bytes) -> pa.Table:
-    return pa.ipc.open_stream(packed).read_all()
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import shlex
@@ -13,16 +12,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Security
+from distributed import Client, Security, SpecCluster
 from distributed.utils import get_ip
 
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
 from almanac.plain_file import read_plain
-from telemetry.metrics.workers import NO_DASHBOARD, QUIET, Present, quiet_logs, shield
+from telemetry.metrics.workers import QUIET, Workers, quiet_logs
 from telemetry.slurm.commands import Runner
 from telemetry.store.atomic import make_folders
 
@@ -37,12 +37,10 @@ DEATH_TIMEOUT_S = 60
 
 _LOOK_S = 5.0
 _LOG_TAIL = 600
-# dask-jobqueue puts these into a shell script as they are.
-_WORD = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
-_PATH = re.compile(r"[\w@%+=:,./~${}-]*", re.ASCII)
+_NO_DASHBOARD = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 
-class SlurmWorkers(Present):
+class SlurmWorkers(Workers):
     """Workers in Slurm jobs of one name. A job that ends early is replaced, as often as there are jobs."""
 
     def __init__(
@@ -80,7 +78,7 @@ class SlurmWorkers(Present):
         return present
 
     def _replace(self, lost: int, present: int) -> None:
-        """Start jobs in place of those that have left the queue. Raises AlmanacError where that has not helped."""
+        """Start jobs in place of those that have left the queue. Raises AlmanacError if that has not helped."""
         if lost <= 0:
             return
         if self._replaced + lost <= self._section.jobs and (present or self._replaced == 0):
@@ -114,52 +112,47 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
     """Workers in Slurm jobs; all are cancelled on leaving, whatever happened.
 
     shared: a folder that the nodes see under the same path. Of each run it holds a folder with the jobs' output and
-    the keys, which is removed unless the run failed. Raises CommandError where sbatch refuses such jobs.
+    the keys, which is removed unless the run failed. Raises CommandError if sbatch refuses such jobs.
     """
     _check_words(section, shared)
     name = f"almanac-{secrets.token_hex(4)}"
     with quiet_logs(), _run_folder(shared, name) as folder:
         try:
-            cluster = SLURMCluster(**_settings(section, name, folder), **_commands(bin_dir))
+            cluster = SLURMCluster(**_settings(section, name, folder, bin_dir))
         except (OSError, RuntimeError, ValueError) as error:
             raise AlmanacError(
                 f"the scheduler cannot be started: {error}", "check dask.interface and dask.port"
             ) from error
         with cluster:
-            shield(cluster)
+            _shield(cluster)
             _rehearse(cluster.job_script(), runner, folder)
             with Client(cluster) as client:
                 yield SlurmWorkers(client, cluster, section, runner, folder)
 
 
 def _check_words(section: Dask, shared: Path) -> None:
-    """Raises ConfigError where a value would be more than one word in the job's script."""
-    words = ("partition", "account", "walltime", "interface", "worker_python")
-    values = {name: (getattr(section, name), _WORD) for name in words}
-    values["shared_directory"] = (str(shared), _PATH)
-    for name, (value, pattern) in values.items():
-        if not pattern.fullmatch(value):
+    """Raise ConfigError for a value that dask-jobqueue would put into the job's script as more than one word."""
+    values = {name: getattr(section, name) for name in ("partition", "account", "walltime", "interface")}
+    values |= {"worker_python": section.worker_python, "shared_directory": str(shared)}
+    for name, value in values.items():
+        if not re.fullmatch(r"[\w@%+=:,./~${}-]*", value, re.ASCII):
             raise ConfigError(f"dask.{name} is {value!r}", "use a value without spaces and quotes")
     if any("\n" in directive for directive in section.directives):
         raise ConfigError("an entry of dask.directives has several lines", "write one option per entry")
 
 
-def _commands(bin_dir: str) -> dict[str, Any]:
-    """dask-jobqueue's kind of job, by the commands of the configured installation."""
+def _settings(section: Dask, name: str, folder: Path, bin_dir: str) -> dict[str, Any]:
+    """Arguments of SLURMCluster. None leaves a value to the site's own jobqueue.yaml."""
     commands = {
         key: shlex.quote(str(Path(bin_dir) / command))
         for key, command in (("submit_command", "sbatch"), ("cancel_command", "scancel"))
     }
-    return {"job_cls": type("Job", (SLURMJob,), commands)}
-
-
-def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
-    """Arguments of SLURMCluster. None leaves a value to the site's own jobqueue.yaml."""
     # On one address only: without any, Dask listens on all.
     place = {} if section.interface else {"host": get_ip()}
     return {
         "name": name,
         "job_name": name,
+        "job_cls": type("Job", (SLURMJob,), commands),
         "cores": section.cores,
         "processes": section.cores,
         "memory": f"{section.cores * section.memory_gib}GiB",
@@ -168,7 +161,7 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
         "walltime": section.walltime or None,
         "job_extra_directives": list(section.directives) or None,
         "interface": section.interface or None,
-        "scheduler_options": {**NO_DASHBOARD, **place, "port": section.port},
+        "scheduler_options": {**_NO_DASHBOARD, **place, "port": section.port},
         "security": _security(folder),
         "log_directory": str(folder),
         # -P: a job starts in the folder that almanac was called in, whose modules may be another user's.
@@ -179,9 +172,34 @@ def _settings(section: Dask, name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def _security(folder: Path) -> Security:
+    """Keys for one run, in files that only this user may read; dask-jobqueue's own outlive a failed start."""
+    made = Security.temporary()
+    paths = {kind: folder / f"{kind}.pem" for kind in ("cert", "key")}
+    for kind, path in paths.items():
+        path.touch(mode=0o600)
+        path.write_text(getattr(made, f"tls_worker_{kind}"))
+    roles = {f"tls_{role}_{kind}": str(paths[kind]) for role in ("client", "scheduler", "worker") for kind in paths}
+    return Security(require_encryption=True, tls_ca_file=str(paths["cert"]), **roles)
+
+
+def _shield(cluster: SpecCluster) -> None:
+    """Let Ctrl-C stop this process only, which then ends in order what it started.
+
+    A terminal sends it to all. The thread of Dask's loop starts the workers' processes, sbatch and scancel, and what it
+    starts inherits its signal mask.
+    """
+    resource_tracker.ensure_running()  # Python 3.11 unblocks SIGINT in the thread that starts it
+
+    async def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    cluster.sync(block)
+
+
 @contextlib.contextmanager
 def _run_folder(shared: Path, name: str) -> Iterator[Path]:
-    """A folder for one run that only this user may enter, kept where the run failed for what the jobs said."""
+    """A folder for one run that only this user may enter, kept after a failure for the jobs' output."""
     folder = shared / name
     try:
         make_folders(shared, 0o700)
@@ -190,30 +208,16 @@ def _run_folder(shared: Path, name: str) -> Iterator[Path]:
         raise StoreError(
             f"{folder}: cannot be created: {error}", "set dask.shared_directory to a folder that you can write"
         ) from error
-    has_failed = False
-    try:
-        yield folder
-    except Exception:
-        has_failed = True
-        raise
-    finally:
-        for key in folder.glob("*.pem"):
-            key.unlink()
-        if not has_failed or not any(folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _security(folder: Path) -> Security:
-    """Keys for one run, in files that only this user may read; whoever has them may talk to its scheduler."""
-    made = Security.temporary()
-    paths = {}
-    for kind in ("cert", "key"):
-        paths[kind] = folder / f"{kind}.pem"
-        handle = os.open(paths[kind], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(getattr(made, f"tls_worker_{kind}"))
-    roles = {f"tls_{role}_{kind}": str(paths[kind]) for role in ("client", "scheduler", "worker") for kind in paths}
-    return Security(require_encryption=True, tls_ca_file=str(paths["cert"]), **roles)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield folder
+        except Exception:
+            if any(folder.glob(f"{name}-*")):
+                stack.pop_all()
+                for key in folder.glob("*.pem"):
+                    key.unlink()
+            raise
 
 
 def _rehearse(script: str, runner: Runner, folder: Path) -> None:
@@ -231,7 +235,7 @@ def _rehearse(script: str, runner: Runner, folder: Path) -> None:
 
 
 def _last_words(folder: Path) -> str:
-    """The end of the newest output that holds anything; "" where none does."""
+    """The end of the newest output that holds anything; "" without any."""
     written = [path for path in folder.glob("almanac-*") if path.stat().st_size]
     if not written:
         return ""

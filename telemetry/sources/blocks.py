@@ -1,19 +1,18 @@
-"""Rows of a Parquet or CSV file in blocks of bounded size, columns as they are (Parquet) or as text (CSV)."""
+"""Rows of a Parquet or CSV file in blocks of bounded size: one SELECT, which DuckDB computes while it reads."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import functools
-import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -21,44 +20,103 @@ from almanac.errors import FileFormatError
 from almanac.plain_file import open_plain
 from almanac.records import Counts
 from almanac.units import printable
+from telemetry.store.database import connect
 from telemetry.store.imported_files import FileState, state_of
 from telemetry.store.probe import require_readable
 
-_CSV_BLOCK_BYTES = 16 * 2**20
-_READ_BYTES = 2**20
+_MEMORY_MIB = 512
 _LONGEST_HEADER = 2**20
-_PLAIN = (
-    pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string,
-    pa.types.is_large_string,
-)  # fmt: skip
-_PER_S = {"s": 1, "ms": 10**3, "us": 10**6}
-_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799  # 0001-01-01, 9999-12-31
+_CSV_BLOCK_BYTES = 2**24
+_ANY_BYTES = "almanac_any_bytes"
 _FORGEABLE = frozenset({"JobName", "Comment", "AdminComment", "SystemComment", "SubmitLine", "WorkDir", "Extra"})
+_NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+_MS_FROM = 1e11
+"""Times without a unit are milliseconds above this, else seconds."""
 
 
 @dataclass(frozen=True)
 class FileColumns:
-    """What stands at the top of a file. delimiter is empty for Parquet; has_rows: whether anything follows that."""
+    """Names and types of a file's columns. delimiter: of CSV, whose columns are text; empty for Parquet.
+
+    has_rows: False for a CSV file that ends with its header.
+    """
 
     path: Path
-    names: tuple[str, ...]
+    types: Mapping[str, pa.DataType]
     delimiter: str = ""
     has_rows: bool = True
 
+    def text(self, name: str) -> str:
+        """SQL of a column as text. Whole numbers have no ".0", although Parquet may hold them as floats."""
+        column, kind = self._column(name)
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            whole = f"{column} = trunc({column}) AND abs({column}) < 1e18"
+            return f"CASE WHEN {whole} THEN {column}::BIGINT::VARCHAR ELSE {column}::DOUBLE::VARCHAR END"
+        if pa.types.is_timestamp(kind):
+            return f"{_timestamp(column, kind)}::VARCHAR"
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            return f"coalesce(TRY(decode({column})), {column}::VARCHAR)"
+        return f"{column}::VARCHAR"
+
+    def number(self, name: str) -> str:
+        """SQL of a column as a double: null for a missing value or empty text, NaN for anything else but a number."""
+        column, kind = self._column(name)
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+            return f"{column}::DOUBLE"
+        text = self.text(name)
+        number = f"CASE WHEN regexp_full_match({text}, '{_NUMBER}') THEN TRY_CAST(trim({text}) AS DOUBLE) END"
+        return f"CASE WHEN {text} <> '' THEN coalesce({number}, 'nan'::DOUBLE) END"
+
+    def time_ms(self, name: str, *, is_ms: bool) -> str:
+        """SQL of a column as ms since 1970, a double; null or NaN for anything but a time.
+
+        Numbers are seconds, and milliseconds if is_ms or above 1e11. Text is a number or ISO 8601, in UTC unless it
+        names a zone.
+        """
+        column, kind = self._column(name)
+        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+            return f"(epoch_us({_timestamp(column, kind)}) // 1000)::DOUBLE"
+        number = self.number(name)
+        time_ms = number if is_ms else f"CASE WHEN abs({number}) > {_MS_FROM} THEN {number} ELSE {number} * 1000 END"
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            return time_ms
+        date = f"epoch_us(TRY_CAST(trim({self.text(name)}) AS TIMESTAMPTZ)) / 1000.0"
+        return f"CASE WHEN isnan({number}) THEN {date} ELSE {time_ms} END"
+
+    def _column(self, name: str) -> tuple[str, pa.DataType]:
+        """A column by its number: its name may need quoting, or differ from another one's in case only.
+
+        Raises FileFormatError for a type that is neither text, number, nor time.
+        """
+        kind = self.types[name]
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_nested(kind) or pa.types.is_duration(kind) or pa.types.is_time(kind):
+            raise FileFormatError(
+                f"{self.path}: column {printable(name, 60)} has the type {printable(str(kind), 60)}",
+                "export it as text, a number or a timestamp",
+            )
+        return f"c{list(self.types).index(name)}", kind
+
+
+def _timestamp(column: str, kind: pa.DataType) -> str:
+    """SQL of a date or timestamp as a timestamp; null beyond the years that DuckDB knows."""
+    return f"TRY_CAST({column} AS {'TIMESTAMPTZ' if pa.types.is_timestamp(kind) and kind.tz else 'TIMESTAMP'})"
+
 
 def open_columns(path: Path) -> FileColumns:
-    """The columns of a file. Raises FileFormatError where it cannot be read, or has no header."""
+    """The columns of a file. Raises FileFormatError if it cannot be read or has no header."""
     try:
         with open_plain(path) as file:
             is_parquet = file.read(4) == b"PAR1"
-        if is_parquet:
-            _require_readable(path, state_of(path))
-        columns = FileColumns(path, tuple(pq.read_schema(path).names)) if is_parquet else _csv_columns(path)
+        if not is_parquet:
+            return _csv_columns(path)
+        _require_readable(path, state_of(path))
+        schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         raise unreadable(path, error) from error
-    if len(set(columns.names)) != len(columns.names) or not all(columns.names):
-        raise FileFormatError(f"{path}: two columns have the same name, or one has none", "name each column once")
-    return columns
+    _check_names(path, schema.names)
+    return FileColumns(path, dict(zip(schema.names, schema.types, strict=True)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,14 +125,19 @@ def _require_readable(path: Path, state: FileState) -> None:
     require_readable(path)
 
 
+def _check_names(path: Path, names: list[str]) -> None:
+    if len(set(names)) != len(names) or not all(names):
+        raise FileFormatError(f"{path}: two columns have the same name, or one has none", "name each column once")
+
+
 def _csv_columns(path: Path) -> FileColumns:
-    with pa.input_stream(path, compression="detect") as stream:
+    with _unpacked(path) as stream:
         # A bare CR ends a line too: Arrow, which reads the rows, takes it so.
         line, *rest = re.split(rb"\r\n|\n|\r", stream.read(_LONGEST_HEADER), maxsplit=1)
     try:
         header = line.decode("utf-8").removeprefix("\ufeff")
         delimiter = max(",|\t;", key=header.count)
-        names = tuple(name.strip() for name in next(csv.reader([header], delimiter=delimiter), []))
+        names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
     except (UnicodeDecodeError, csv.Error) as error:
         raise FileFormatError(f"{path}: is neither Parquet nor CSV in UTF-8", "convert it to one of these") from error
     if len(names) < 2 or not header.replace("\t", "").isprintable():
@@ -88,116 +151,85 @@ def _csv_columns(path: Path) -> FileColumns:
             f"{path}: holds {', '.join(sorted(_FORGEABLE & set(names)))} in text that cannot quote them",
             "export without these columns, or as CSV with quotes, or as Parquet",
         )
-    return FileColumns(path, names, delimiter, has_rows=bool(rest))
+    _check_names(path, names)
+    return FileColumns(path, dict.fromkeys(names, pa.string()), delimiter, has_rows=bool(rest))
 
 
-def read_blocks(columns: FileColumns, wanted: Sequence[str], rows: int, counts: Counts) -> Iterator[pa.Table]:
-    """Blocks of about `rows` rows (Parquet) or 16 MiB (CSV) with the wanted columns.
+def read_blocks(columns: FileColumns, select: Mapping[str, str], rows: int, counts: Counts) -> Iterator[pa.Table]:
+    """Blocks of up to `rows` rows, in the file's order. select: SQL by name of each column of the blocks.
 
-    Rows of a CSV file with another number of fields are counted as seen and dropped. Raises FileFormatError where the
-    file breaks off; blocks given before that stand.
+    Rows of a CSV file with another number of fields are counted as seen and dropped. Raises FileFormatError if the file
+    breaks off; blocks given before that stand.
     """
+    sql = ", ".join(f'{expression} AS "{name}"' for name, expression in select.items())
     try:
-        if not columns.delimiter:
-            # With pre_buffer, which is pyarrow's default, all bytes of the file stay in memory to its end.
-            with pq.ParquetFile(columns.path, pre_buffer=False) as file:
-                for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
-                    yield _plain(columns.path, pa.Table.from_batches([batch]))
-        elif columns.has_rows:
-            yield from _csv_blocks(columns, wanted, counts)
-    except (OSError, pa.ArrowException) as error:
+        with open_plain(columns.path) as file, connect([], memory_limit_mib=_MEMORY_MIB, threads=1) as db:
+            # A small buffer: a fault of a file costs no more rows before it than a buffer holds.
+            db.execute("SET TimeZone = 'UTC'; SET streaming_buffer_size = '64KiB'")
+            # By descriptor: in a path, DuckDB reads * and [ as a pattern, and key= as a column.
+            source, given = "read_parquet($file)", {"file": f"/proc/self/fd/{file.fileno()}"}
+            if columns.delimiter or "timestamp[ms" in str(columns.types):
+                source, given = "batches", {}
+                batches = _csv_rows(columns, counts) if columns.delimiter else _parquet_rows(columns.path)  # noqa: F841
+            named = ", ".join(f"c{number}" for number in range(len(columns.types)))
+            # Unlike `execute`, `sql` does not hold all rows before it gives the first.
+            found = db.sql(f"SELECT {sql} FROM {source} AS file({named})", params=given)
+            yield from (pa.Table.from_batches([batch]) for batch in found.to_arrow_reader(rows))
+    except duckdb.InterruptException:
+        raise
+    except (OSError, pa.ArrowException, duckdb.Error) as error:
         raise unreadable(columns.path, error) from error
 
 
-def _csv_blocks(columns: FileColumns, wanted: Sequence[str], counts: Counts) -> Iterator[pa.Table]:
+def _parquet_rows(path: Path) -> pa.RecordBatchReader:
+    """The rows of a file with times in ms. DuckDB's own reader refuses a file for one time after the year 294,246."""
+    file = pq.ParquetFile(path, pre_buffer=False)  # with pre_buffer, all bytes of the file stay in memory to its end
+    return pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches())
+
+
+def _csv_rows(columns: FileColumns, counts: Counts) -> pa.RecordBatchReader:
+    """The rows of a CSV file. DuckDB's reader loses rows with bytes that are not UTF-8, and ignores extra fields."""
+
     def count_invalid(row: Any) -> Literal["skip"]:
         counts.seen += 1
         counts.drop("wrong number of fields", 1, printable(str(row.text or ""), 120))
         return "skip"
 
     quoted = columns.delimiter != "|"
-    with pa.input_stream(columns.path, compression="detect") as stream:
-        reader = pa.csv.open_csv(
-            io.BufferedReader(_ValidText(stream), _READ_BYTES),
-            read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, column_names=list(columns.names), skip_rows=1),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=columns.delimiter,
-                quote_char='"' if quoted else False,
-                newlines_in_values=quoted,
-                invalid_row_handler=count_invalid,
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(columns.names, pa.string()), include_columns=list(wanted)
-            ),
-        )
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
+    return pa.csv.open_csv(
+        pa.transcoding_input_stream(_unpacked(columns.path), _ANY_BYTES, "utf-8"),  # type: ignore[arg-type]
+        read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, column_names=list(columns.types), skip_rows=1),
+        parse_options=pa.csv.ParseOptions(
+            delimiter=columns.delimiter,
+            quote_char='"' if quoted else False,
+            newlines_in_values=quoted,
+            invalid_row_handler=count_invalid,
+        ),
+        convert_options=pa.csv.ConvertOptions(column_types=dict(columns.types)),
+    )
 
 
-class _ValidText(io.RawIOBase):
-    """The bytes of a stream; those that are not UTF-8 are replaced, so that one bad name does not cost the file.
+def _unpacked(path: Path) -> pa.NativeFile:
+    return pa.input_stream(path, compression="detect")
 
-    Before the rows are parsed: pyarrow cannot tell of a row with a wrong number of fields that is not UTF-8.
+
+def _replacing_codec(name: str) -> codecs.CodecInfo | None:
+    """UTF-8 with a replacement for each byte that is none, so that one bad name does not cost the file.
+
+    Before the rows are parsed: pyarrow cannot name a row with a wrong number of fields that is not UTF-8.
     """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """As many bytes as fit: a byte that is replaced becomes three. 0 at the end only."""
-        valid, data = b"", b"?"
-        while data and not valid:
-            data = self._stream.read((len(buffer) - 12) // 3)
-            valid = self._decoder.decode(data, final=not data).encode()
-        buffer[: len(valid)] = valid
-        return len(valid)
+    utf8 = codecs.lookup("utf-8")
+    decoder = functools.partial(codecs.getincrementaldecoder("utf-8"), "replace")
+    return codecs.CodecInfo(utf8.encode, utf8.decode, incrementaldecoder=lambda _="": decoder(), name=name) if (
+        name == _ANY_BYTES) else None  # fmt: skip
 
 
-def _plain(path: Path, table: pa.Table) -> pa.Table:
-    """Parquet's columns as text, numbers, truth values and timestamps. Raises FileFormatError for any other type."""
-    columns = [_plain_column(path, name, table[name]) for name in table.column_names]
-    return pa.table(columns, names=table.column_names)
-
-
-def _plain_column(path: Path, name: str, column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _plain_column(path, name, column.cast(kind.value_type))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        texts = [None if value is None else value.decode("utf-8", "replace") for value in column.to_pylist()]
-        return pa.chunked_array([pa.array(texts, pa.string())])
-    if pa.types.is_decimal(kind) or pa.types.is_float16(kind):
-        return column.cast(pa.float64())
-    if pa.types.is_date(kind):
-        return _moments(column.cast(pa.timestamp("s")))
-    if pa.types.is_timestamp(kind):
-        return _moments(column)
-    if not any(is_one(kind) for is_one in _PLAIN):
-        raise FileFormatError(
-            f"{path}: column {printable(name, 60)} has the type {printable(str(kind), 60)}",
-            "export it as text, a number or a timestamp",
-        )
-    return column
-
-
-def _moments(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    """Timestamps in us, of a time zone in UTC; null where Python, which ends with the year 9999, has no such date."""
-    if column.type.unit == "ns":
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    unit, zone = column.type.unit, "UTC" if column.type.tz else None
-    first, last = (pa.scalar(time_s * _PER_S[unit], pa.int64()) for time_s in (_FIRST_S, _LAST_S))
-    known = column.cast(pa.int64())
-    known = pc.if_else(pc.less_equal(known, last), known, None)
-    known = pc.if_else(pc.greater_equal(known, first), known, None)
-    moments: pa.ChunkedArray[Any] = known.cast(pa.timestamp(unit)).cast(pa.timestamp("us", zone))
-    return moments
+codecs.register(_replacing_codec)
 
 
 def unreadable(path: Path, error: Exception) -> FileFormatError:
     """The error for a file that cannot be read."""
-    said = error.strerror if isinstance(error, OSError) and error.strerror else printable(str(error), 200)
-    return FileFormatError(f"{path}: cannot be read: {said}", "check the path and its permissions, or export it again")
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+    return FileFormatError(
+        f"{path}: cannot be read: {printable(said, 200)}", "check the path and its permissions, or export it again"
+    )

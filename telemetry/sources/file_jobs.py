@@ -152,26 +152,24 @@ def _column(block: pa.Table, layout: Layout, ours: str) -> list[Any]:
     is_exact = layout.is_typed and ours in JOBS.names and JOBS.field(ours).type == pa.string() and ours != "state"
     unknown = frozenset() if is_exact else _UNKNOWN | origin.missing
     for column in reversed([name for name in origin.columns if name in block.column_names]):
-        own = [_read(value, read, unknown) for value in block[column].to_pylist()]
+        own = [_read(text, read, unknown) for text in block[column].to_pylist()]
         # A 0 gives way to what another column says: AllocTRES names no GPU where Slurm does not account for GPUs.
         values = [new if new or old is None else old for new, old in zip(own, values, strict=True)]
     return values
 
 
-def _read(value: Any, read: Callable[[Any], Any], unknown: frozenset[str]) -> Any:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    text = str(value).strip()
-    if text in unknown:
+def _read(text: str | None, read: Callable[[str], Any], unknown: frozenset[str]) -> Any:
+    stripped = (text or "").strip()
+    if text is None or stripped in unknown:
         return None
     try:
-        return read(value)
-    except (ValueError, OverflowError, TypeError):
-        return _Bad(text)
+        return read(text)
+    except (ValueError, OverflowError):
+        return _Bad(stripped)
 
 
-def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[Any], Any]:
-    """What turns a value of the file into one of our column."""
+def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[str], Any]:
+    """The function that turns a text of the file into a value of our column."""
     if ours == "state":
         return lambda value: _state(value, layout.states)
     if origin.parse:
@@ -187,55 +185,53 @@ def _reader(ours: str, origin: Origin, layout: Layout) -> Callable[[Any], Any]:
     return (lambda value: _integer(value, scale)) if kind == pa.int64() else (lambda value: _number(value) * scale)
 
 
-def _integer(value: Any, scale: float = 1.0) -> int:
+def _integer(text: str, scale: float = 1.0) -> int:
     """A whole number of 0 or more. Raises ValueError."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()) and scale == 1:
-        return int(value)
-    number = _number(value) * scale if scale != 1 or not isinstance(value, int) else value
-    if number != int(number) or not 0 <= number < 2**63:
-        raise ValueError(f"no whole number: {value!r}")
+    exact = scale == 1 and re.fullmatch(r"[0-9]{1,19}", text.strip())
+    number = int(text) if exact else _number(text) * scale
+    if number != int(number) or number >= 2**63:
+        raise ValueError(f"no whole number: {text!r}")
     return int(number)
 
 
-def _number(value: Any) -> float:
+def _number(text: str) -> float:
     """A finite number of 0 or more. Raises ValueError."""
-    number = float(value)
+    number = float(text)
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"no number: {value!r}")
+        raise ValueError(f"no number: {text!r}")
     return number
 
 
-def _time(value: Any) -> int:
-    """Seconds since 1970 of a number, of ISO 8601 (UTC unless it names a zone) or of a timestamp. Raises ValueError."""
-    if isinstance(value, str) and not re.fullmatch(r"\s*[0-9]+(\.[0-9]+)?\s*", value):
-        value = dt.datetime.fromisoformat(value.strip())
-    if isinstance(value, dt.datetime):
-        value = (value if value.tzinfo else value.replace(tzinfo=dt.UTC)).timestamp()
-    return math.floor(_number(value))
+def _time(text: str) -> int:
+    """Seconds since 1970 of a number, or of ISO 8601 (UTC unless it names a zone). Raises ValueError."""
+    if re.fullmatch(r"\s*[0-9]+(\.[0-9]+)?\s*", text):
+        return math.floor(_number(text))
+    time = dt.datetime.fromisoformat(text.strip())
+    return math.floor(_number(str((time if time.tzinfo else time.replace(tzinfo=dt.UTC)).timestamp())))
 
 
-def _is_zoneless(value: Any) -> bool:
+def _is_zoneless(text: str | None) -> bool:
     """Return True for a date that _time can read only because it takes the zone to be UTC."""
-    if isinstance(value, str) and not value.strip().isdecimal():
-        with contextlib.suppress(ValueError):
-            value = dt.datetime.fromisoformat(value.strip())
-    return isinstance(value, dt.datetime) and value.tzinfo is None
+    with contextlib.suppress(ValueError):
+        stripped = (text or "").strip()
+        return not stripped.isdecimal() and dt.datetime.fromisoformat(stripped).tzinfo is None
+    return False
 
 
-def _boolean(value: Any) -> bool:
-    """A truth value, or its text in any case. Raises ValueError."""
-    known = _BOOLS.get(str(value).strip().lower())
+def _boolean(text: str) -> bool:
+    """A truth value, in any case. Raises ValueError."""
+    known = _BOOLS.get(text.strip().lower())
     if known is None:
-        raise ValueError(f"no truth value: {value!r}")
+        raise ValueError(f"no truth value: {text!r}")
     return known
 
 
-def _job_id(value: Any) -> int:
+def _job_id(text: str) -> int:
     """A job's number; of any other text a number that is always the same, above all that Slurm gives.
 
     Raises ValueError for a job step: it is no job.
     """
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    text = text.strip()
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     if _STEP.fullmatch(text) or text.startswith("-"):
@@ -245,9 +241,9 @@ def _job_id(value: Any) -> int:
     )
 
 
-def _state(value: Any, states: Mapping[str, str]) -> str:
+def _state(text: str, states: Mapping[str, str]) -> str:
     """Slurm's long name of a state, by the file's own names or as read_state. Raises ValueError."""
-    text = str(value).strip()
+    text = text.strip()
     if states:
         return states[text] if text in states else _state(states["*"], {}) if "*" in states else _state(text, {})
     state = read_state(text)
@@ -256,40 +252,40 @@ def _state(value: Any, states: Mapping[str, str]) -> str:
     return state
 
 
-def _minutes(value: Any) -> int | None:
-    """Seconds of minutes; None where there is no limit. Raises ValueError."""
-    return None if str(value).strip().upper() in _UNLIMITED else _integer(value) * 60
+def _minutes(text: str) -> int | None:
+    """Seconds of minutes; None if there is no limit. Raises ValueError."""
+    return None if text.strip().upper() in _UNLIMITED else _integer(text) * 60
 
 
-def _duration(value: Any) -> int | None:
-    """Seconds of a number of seconds, or of D-HH:MM:SS; None where it is unlimited. Raises ValueError."""
-    text = str(value).strip()
-    return parse_time_limit(text) if ":" in text or text.upper() in _UNLIMITED else _integer(value)
+def _duration(text: str) -> int | None:
+    """Seconds of a number of seconds, or of D-HH:MM:SS; None if it is unlimited. Raises ValueError."""
+    text = text.strip()
+    return parse_time_limit(text) if ":" in text or text.upper() in _UNLIMITED else _integer(text)
 
 
-def _array(value: Any, part: int) -> int | None:
+def _array(text: str, part: int) -> int | None:
     """Of "123_4" the 123 or the 4; None where it is no task of an array."""
-    match = re.fullmatch(r"([0-9]{1,18})_([0-9]{1,18})", str(value).strip())
+    match = re.fullmatch(r"([0-9]{1,18})_([0-9]{1,18})", text.strip())
     return int(match[part]) if match else None
 
 
-def _exit(value: Any, part: int) -> int:
+def _exit(text: str, part: int) -> int:
     """Of Slurm's "0:9" the code 0 or the signal 9. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", str(value).strip())
+    match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", text.strip())
     if not match:
-        raise ValueError(f"no exit code: {value!r}")
+        raise ValueError(f"no exit code: {text!r}")
     return int(match[part] or 0)
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
+_READERS: dict[str, Callable[[str], Any]] = {
     "minutes": _minutes,
     "duration": _duration,
     "array_job": lambda value: _array(value, 1),
     "array_task": lambda value: _array(value, 2),
-    "tres_gpus": lambda value: parse_gpus(str(value)).count,
-    "tres_shares": lambda value: parse_shares(str(value)),
-    "tres_nodes": lambda value: optional_number(parse_tres(str(value)).get("node", "")),
-    "tres_gpu_type": lambda value: parse_gpus(str(value)).type or None,
+    "tres_gpus": lambda value: parse_gpus(value).count,
+    "tres_shares": parse_shares,
+    "tres_nodes": lambda value: optional_number(parse_tres(value).get("node", "")),
+    "tres_gpu_type": lambda value: parse_gpus(value).type or None,
     "exit_code": lambda value: _exit(value, 1),
     "exit_signal": lambda value: _exit(value, 2),
     # Torque: 0 to 255 is the exit code, from 256 on 256 + signal, below 0 a reason of its own.

@@ -5,32 +5,30 @@ Complete rows need no join (file_rows); others go through the pivot of Prometheu
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS
+from telemetry.sources.blocks import FileColumns
 from telemetry.sources.exporters import FILE, Metric, presets
 from telemetry.sources.file_rows import CounterColumn, Series, rows_of
-from telemetry.sources.layouts import Layout, Origin
+from telemetry.sources.layouts import Layout
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus_json import SeriesSamples
 from telemetry.store.schema import TELEMETRY
 
 _LABELS = ("host", "gpu", "mig", "uuid", "model", "job_label", "mig_profile")
+_BETWEEN = "\x1f"
+"""Separates the labels of a series."""
 _MOST_NAMED = 40
 """Unknown metrics of a block that are counted by name."""
-_NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
-_MS_FROM = 1e11
 FUTURE = "time in the future"
 """Why rows are dropped that a later import keeps."""
 _Doubles = npt.NDArray[np.float64]
@@ -50,21 +48,41 @@ _Samples = tuple[Metric, _Ints, _Doubles]
 """The rows that have a value of a metric, and these values."""
 
 
-def read_telemetry(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> pa.Table:
-    """The rows of one block; text can be dictionary-encoded. `counts` is in samples: a counter's value at one time."""
-    block, time_ms = _in_span(block, layout, span, counts)
-    series = _series(block, layout)
+def selection(columns: FileColumns, layout: Layout) -> dict[str, str]:
+    """SQL of what `read_telemetry` needs of a file: times, labels, and values under the names of their metrics."""
+    origins = {ours: origin.columns[0] for ours, origin in layout.columns.items() if origin.columns[0] in columns.types}
+    time = layout.columns["time_ms"].columns[0]
+    labels = [f"coalesce({columns.text(origins[ours])}, '')" if ours in origins else "''" for ours in _LABELS]
+    found = {
+        "time_ms": columns.time_ms(time, is_ms=time.endswith("_ms")),
+        "series": f"concat_ws('{_BETWEEN}', {', '.join(labels)})",
+    }
     if layout.form == "long":
+        return {**found, "metric": f"coalesce({columns.text('metric')}, '')", "value": columns.number("value")}
+    for counter in COUNTERS:
+        if counter.column in origins:
+            scale = layout.columns[counter.column].scale
+            found[counter.column] = columns.number(origins[counter.column]) + (f" * {scale}" if scale != 1 else "")
+    foreign = [name for name in _metrics() if layout.is_own and name in columns.types and name not in TELEMETRY.names]
+    return found | {name: columns.number(name) for name in foreign}
+
+
+def read_telemetry(block: pa.Table, span: ReadSpan, counts: Counts) -> pa.Table:
+    """The rows of one block; text can be dictionary-encoded. `counts` is in samples: a counter's value at one time."""
+    block, time_ms = _in_span(block, span, counts)
+    series = _series(block)
+    if "metric" in block.column_names:
         return _pivoted(series, time_ms, _long(block, counts), counts)
-    columns = list(_wide(block, layout))
-    for one in columns:
-        _note_ratio(one.counter.column, one.value, counts)
-    foreign = [(metric, read_numbers(block[name]), ~_is_empty(block[name])) for metric, name in _foreign(block, layout)]
-    rows = None if foreign else rows_of(series, time_ms, columns, counts)
-    if rows is not None:
-        return rows
-    given = [(FILE.named[one.counter.column], one.value, one.is_given) for one in columns] + foreign
-    samples = [(metric, np.flatnonzero(is_given), value[is_given]) for metric, value, is_given in given]
+    columns = {name: CounterColumn(metric.counter, block[name].to_numpy(), _is_given(block, name))
+               for name, metric in _metrics().items() if name in block.column_names}  # fmt: skip
+    for name, one in columns.items():
+        _note_ratio(name, one.value, counts)
+    if columns.keys() <= FILE.named.keys():
+        rows = rows_of(series, time_ms, list(columns.values()), counts)
+        if rows is not None:
+            return rows
+    samples = [(_metrics()[name], np.flatnonzero(one.is_given), one.value[one.is_given])
+               for name, one in columns.items()]  # fmt: skip
     return _pivoted(series, time_ms, samples, counts)
 
 
@@ -82,14 +100,13 @@ def _pivoted(series: Series, time_ms: _Ints, samples: Sequence[_Samples], counts
     return pivot.table()
 
 
-def _in_span(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) -> tuple[pa.Table, _Ints]:
+def _in_span(block: pa.Table, span: ReadSpan, counts: Counts) -> tuple[pa.Table, _Ints]:
     """The rows within the span and their times; rows without a time, or with one of the future, are counted."""
-    column = layout.columns["time_ms"].columns[0]
-    time_ms = read_times(block[column], is_ms=column.endswith("_ms"))
+    time_ms = block["time_ms"].to_numpy()
     bad = np.isnan(time_ms) | (time_ms < 0)
     future = ~bad & (time_ms > span.latest_ms)
     for reason, rows in (("time not understood", bad), (FUTURE, future)):
-        number = _values(block, layout, rows)
+        number = _values(block, rows)
         counts.seen += number
         counts.drop(reason, number)
     keep = ~bad & ~future & (time_ms >= span.since_ms) & (time_ms < span.until_ms)
@@ -98,113 +115,32 @@ def _in_span(block: pa.Table, layout: Layout, span: ReadSpan, counts: Counts) ->
     return block.filter(pa.array(keep)), np.rint(time_ms[keep]).astype(np.int64)
 
 
-def _values(block: pa.Table, layout: Layout, rows: npt.NDArray[np.bool_]) -> int:
+def _values(block: pa.Table, rows: npt.NDArray[np.bool_]) -> int:
     """How many samples these rows hold."""
-    if layout.form == "long" or not rows.any():
+    if "metric" in block.column_names or not rows.any():
         return int(rows.sum())
-    counters = [origin.columns[0] for _, origin in _counter_columns(layout)]
-    present = [name for name in counters if name in block.column_names] + [name for _, name in _foreign(block, layout)]
-    return sum(int(np.sum(~_is_empty(block[column])[rows])) for column in present)
+    return sum(int(_is_given(block, name)[rows].sum()) for name in block.column_names if name in _metrics())
 
 
-def read_times(column: pa.ChunkedArray[Any], *, is_ms: bool = False) -> _Doubles:
-    """ms since 1970 of a column; NaN where it holds no time.
-
-    Numbers are seconds, and milliseconds where is_ms or above 1e11; text is a number or ISO 8601, in UTC unless it
-    names a zone.
-    """
-    if pa.types.is_timestamp(column.type):
-        return _nan_for_null(column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()))
-    number = read_numbers(column)
-    time_ms = number if is_ms else np.where(np.abs(number) > _MS_FROM, number, number * 1000)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        text = np.flatnonzero(np.isnan(number))
-        time_ms[text] = [_iso_ms(value) for value in column.take(text).to_pylist()]
-    return time_ms
+def _is_given(block: pa.Table, name: str) -> npt.NDArray[np.bool_]:
+    return np.asarray(block[name].is_valid().to_numpy(), dtype=bool)
 
 
-def _iso_ms(text: str | None) -> float:
-    try:
-        moment = dt.datetime.fromisoformat((text or "").strip())
-    except ValueError:
-        return np.nan
-    return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp() * 1000
+def _series(block: pa.Table) -> Series:
+    keys = block["series"].combine_chunks().dictionary_encode()
+    return Series(np.asarray(keys.indices).astype(np.int64), [_labels(str(key)) for key in keys.dictionary.to_pylist()])
 
 
-def read_numbers(column: pa.ChunkedArray[Any]) -> _Doubles:
-    """The numbers of a column; NaN where it holds none."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        valid = pc.match_substring_regex(column, _NUMBER)
-        column = pc.utf8_trim_whitespace(pc.if_else(valid, column, None))
-    if pa.types.is_timestamp(column.type):
-        return np.full(len(column), np.nan)
-    return _nan_for_null(column)
-
-
-def _nan_for_null(column: pa.ChunkedArray[Any]) -> _Doubles:
-    return np.array(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
-
-
-def _is_empty(column: pa.ChunkedArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where a column says nothing: null, or empty text."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = pc.if_else(pc.equal(column, pa.scalar("", column.type)), None, column)
-    return np.asarray(column.is_null().to_numpy(), dtype=bool)
-
-
-def _series(block: pa.Table, layout: Layout) -> Series:
-    present = [(ours, layout.columns[ours].columns[0]) for ours in _LABELS if ours in layout.columns]
-    encoded = {ours: _encoded(block[theirs]) for ours, theirs in present if theirs in block.column_names}
-    if not len(block):
-        return Series(np.zeros(0, dtype=np.int64), [])
-    code = np.zeros(len(block), dtype=np.int64)
-    for own, texts in encoded.values():
-        both = pa.array(code * len(texts) + own).dictionary_encode()
-        code = np.asarray(both.indices).astype(np.int64)
-    first = np.empty(int(code.max()) + 1, dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]
-    labels = {ours: texts.take(own[first]) for ours, (own, texts) in encoded.items()}
-    return Series(code, pa.table(list(labels.values()), names=list(labels)).to_pylist())
-
-
-def _encoded(column: pa.ChunkedArray[Any]) -> tuple[_Ints, pa.ChunkedArray[Any]]:
-    """Each value's place among the distinct ones, and these as text."""
-    distinct: Any = column.combine_chunks().dictionary_encode("encode")
-    return np.asarray(distinct.indices).astype(np.int64), _as_text(pa.chunked_array([distinct.dictionary]))
-
-
-def _as_text(column: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
-    """Labels as text, "" where there is none; whole numbers that Parquet holds as floats are written without ".0"."""
-    if pa.types.is_floating(column.type) and pc.all(pc.equal(column, pc.round(column))).as_py() is not False:
-        column = column.cast(pa.int64(), safe=False)
-    text: pa.ChunkedArray[Any] = pc.if_else(column.is_null(), "", column.cast(pa.string()))
-    return text
-
-
-def _counter_columns(layout: Layout) -> list[tuple[Metric, Origin]]:
-    return [(FILE.named[c.column], layout.columns[c.column]) for c in COUNTERS if c.column in layout.columns]
-
-
-def _foreign(block: pa.Table, layout: Layout) -> list[tuple[Metric, str]]:
-    """The columns of the store's own layout that an exporter's metrics give their names, in the presets' order."""
-    if not layout.is_own:
-        return []
-    return [(metric, name) for name, metric in _metrics().items() if name not in TELEMETRY.names
-            and name in block.column_names]  # fmt: skip
-
-
-def _wide(block: pa.Table, layout: Layout) -> Iterator[CounterColumn]:
-    for metric, origin in _counter_columns(layout):
-        if origin.columns[0] in block.column_names:
-            value = read_numbers(block[origin.columns[0]])
-            scaled = value if origin.scale == 1.0 else value * origin.scale
-            yield CounterColumn(metric.counter, scaled, ~_is_empty(block[origin.columns[0]]))
+def _labels(key: str) -> dict[str, str]:
+    """The labels in a key. A label with the separator in it becomes a host, which has no such name."""
+    labels = key.split(_BETWEEN)
+    return dict(zip(_LABELS, labels, strict=True)) if len(labels) == len(_LABELS) else {"host": key}
 
 
 def _long(block: pa.Table, counts: Counts) -> list[_Samples]:
     """Samples of a file with a row per sample, by metric in the presets' order."""
-    metric = _as_text(block["metric"]).combine_chunks().dictionary_encode()
-    indices, value = np.asarray(metric.indices), read_numbers(block["value"])
+    metric = block["metric"].combine_chunks().dictionary_encode()
+    indices, value = np.asarray(metric.indices), block["value"].to_numpy()
     names = [str(name) for name in metric.dictionary.to_pylist()]
     rows = {name: np.flatnonzero(indices == code) for code, name in enumerate(names)}
     unread = sorted(rows.keys() - _metrics().keys())

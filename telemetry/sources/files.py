@@ -19,12 +19,12 @@ from almanac.units import printable
 from telemetry.sources.base import RowBatch
 from telemetry.sources.blocks import open_columns, read_blocks, unreadable
 from telemetry.sources.file_jobs import read_jobs
-from telemetry.sources.file_telemetry import FUTURE, ReadSpan, read_telemetry
+from telemetry.sources.file_telemetry import FUTURE, ReadSpan, read_telemetry, selection
 from telemetry.sources.layouts import Kind, Layout, choose_layout
 from telemetry.store.imported_files import FileState, state_of
 from telemetry.store.schema import TABLES
 
-_BLOCK_ROWS = {"jobs": 50_000, "telemetry": 500_000}
+_BLOCK_ROWS = {"jobs": 10_000, "telemetry": 500_000}
 _CLOCK_TOLERANCE_S = 300
 
 
@@ -52,7 +52,7 @@ class FileSource:
 
     def layout(self) -> Layout:
         """How the file is read. Raises FileFormatError."""
-        return choose_layout(str(self._path), open_columns(self._path).names, self._kind, self._layout)
+        return choose_layout(str(self._path), list(open_columns(self._path).types), self._kind, self._layout)
 
     def key(self, since_s: int, until_s: int) -> str | None:
         """Hash of a telemetry file, its layout, the span, and almanac's code. Raises FileFormatError.
@@ -86,13 +86,15 @@ class FileSource:
         latest_s = int(self._clock()) + _CLOCK_TOLERANCE_S
         span = ReadSpan(since_s * 1000, until_s * 1000, latest_s * 1000)
         counts = Counts()
-        for name in layout.unknown(columns.names):
+        for name in layout.unknown(list(columns.types)):
             counts.note(f"column not known: {printable(name, 80)}")
-        for block in read_blocks(columns, layout.needed(columns.names), _BLOCK_ROWS[self._kind], counts):
+        select = selection(columns, layout) if self._kind == "telemetry" else {
+            name: columns.text(name) for name in layout.needed(list(columns.types))}  # fmt: skip
+        for block in read_blocks(columns, select, _BLOCK_ROWS[self._kind], counts) if columns.has_rows else ():
             if self._kind == "jobs":
                 rows = _with_tiers(read_jobs(block, layout, since_s, until_s, latest_s, counts), self._tiers)
             else:
-                rows = read_telemetry(block, layout, span, counts)
+                rows = read_telemetry(block, span, counts)
                 self._has_future |= FUTURE in counts.dropped
             yield RowBatch(self._kind, rows, counts)
             counts = Counts()

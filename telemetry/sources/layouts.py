@@ -46,23 +46,16 @@ class Layout:
     is_typed: bool = False
 
     def needed(self, present: Sequence[str]) -> list[str]:
-        """The columns of a file that this layout reads, in the file's order; of our own also exporters' metrics."""
+        """The columns of a file that this layout names, in the file's order."""
         named = {column for origin in self.columns.values() for column in origin.columns} | set(self.requires)
-        if self.is_own and self.kind == "telemetry":
-            named |= {name for exporter in presets().values() for name in exporter.named}
         return [column for column in present if column in named]
 
     def unknown(self, present: Sequence[str]) -> list[str]:
         """The columns of a telemetry file that look like an exporter's metrics, and that nothing reads."""
         if self.kind != "telemetry":
             return []
-        left = set(present) - set(self.needed(present))
-        return sorted(
-            name
-            for exporter in presets().values()
-            for name in exporter.unknown(left)
-            if name.startswith(exporter.prefix)
-        )
+        known = presets().values()
+        return sorted(name for one in known for name in one.unknown(present) if name.startswith(one.prefix))
 
 
 @cache

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from almanac.errors import BusyError, StoreError
+from almanac.plain_file import open_plain
 from telemetry.store.database import connect
 from telemetry.store.probe import FILE_S, MEMORY_BYTES, Kind, probe
 from telemetry.store.schema import TABLES, Table
@@ -206,8 +207,12 @@ def _query_fault(path: Path) -> str:
 
 
 def _read_through(path: Path) -> None:
-    """Read a file that is not the store's: all of it, or of one beyond _WHOLE_IMPORT bytes what its footer says."""
+    """Read a file that is not the store's with each reader: all of it, or beyond _WHOLE_IMPORT bytes its footer."""
     is_whole = path.stat().st_size <= _WHOLE_IMPORT
+    with contextlib.suppress(duckdb.Error), open_plain(path) as own, connect([], threads=1) as db:
+        rows = db.sql("FROM read_parquet($file)", params={"file": f"/proc/self/fd/{own.fileno()}"})
+        for _ in rows.to_arrow_reader(50_000) if is_whole else ():
+            pass
     with open_checked(path, pre_buffer=False) as file:
         for group in range(file.num_row_groups):
             about = file.metadata.row_group(group)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
+from distributed import LocalCluster
 
 from almanac.errors import ConfigError
 from cli.app import App
@@ -19,6 +20,9 @@ from telemetry.metrics.chunks import map_partials
 
 if TYPE_CHECKING:
     from command_line import CommandLine
+
+
+NOWHERE = "tcp://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -32,11 +36,13 @@ def test_the_local_engine_is_this_process(app: App) -> None:
         assert mapper is map_partials
 
 
-@pytest.mark.parametrize("engine", ["dask", "slurm"])
-def test_an_engine_that_is_not_used_starts_nothing_and_leaves_signals_alone(app: App, engine: str) -> None:
+@pytest.mark.parametrize(("engine", "scheduler"), [("dask", NOWHERE), ("slurm", None)])
+def test_an_engine_that_is_not_used_starts_nothing_and_leaves_signals_alone(
+    app: App, engine: str, scheduler: str | None
+) -> None:
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    with open_engine(app, engine):
+    with open_engine(app, engine, scheduler):
         for number, former in zip(numbers, before, strict=True):
             assert signal.getsignal(number) is not former
     assert [signal.getsignal(number) for number in numbers] == before
@@ -46,7 +52,7 @@ def test_an_engine_that_is_not_used_starts_nothing_and_leaves_signals_alone(app:
 def test_a_run_under_nohup_goes_on_without_its_terminal(app: App) -> None:
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with open_engine(app, "dask"):
+        with open_engine(app, "dask", NOWHERE):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
@@ -67,14 +73,15 @@ def test_without_the_extra_the_error_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ConfigError, match=f"needs {missing}") as caught:
-        with open_engine(app, engine):
+        with open_engine(app, engine, NOWHERE if engine == "dask" else None):
             raise AssertionError("opened")
     assert caught.value.hint == "pip install 'slurm-almanac[cluster]'"
 
 
-def test_a_scheduler_is_of_the_engine_dask(app: App) -> None:
-    with pytest.raises(click.UsageError, match="--scheduler needs --engine dask"):
-        with open_engine(app, "slurm", "tcp://127.0.0.1:1"):
+@pytest.mark.parametrize(("engine", "scheduler"), [("slurm", NOWHERE), ("local", NOWHERE), ("dask", None)])
+def test_a_scheduler_is_of_the_engine_dask(app: App, engine: str, scheduler: str | None) -> None:
+    with pytest.raises(click.UsageError, match="--engine dask and --scheduler ADDRESS need each other"):
+        with open_engine(app, engine, scheduler):
             raise AssertionError("opened")
 
 
@@ -84,5 +91,6 @@ def test_summarize_on_dask_stores_what_the_local_engine_does(site: CommandLine, 
     before = own.json("jobs", "-a", "-n", "0", "--json")
     assert len(before) > 100
     shutil.rmtree(own.folder / "store" / "job_metrics")
-    own("summarize", "-S", "2020-01-01", "--engine", "dask")
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        own("summarize", "-S", "2020-01-01", "--engine", "dask", "--scheduler", cluster.scheduler_address)
     assert own.json("jobs", "-a", "-n", "0", "--json") == before

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from testbed import Cluster
 import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
 from almanac.config import Config, Dask
+from almanac.errors import AlmanacError
 from demo import GeneratedSource, SiteShape
 from telemetry.attribution.runs import load_jobs
 from telemetry.ingest import IngestResult, ingest
@@ -50,8 +52,6 @@ memory_gib = 0.5
 partition = "hbm80"
 walltime = "00:10:00"
 """
-COMMAND = ("-m", "cli.main")
-IMPATIENT = ("-c", "import telemetry.metrics.workers as w; w.WAIT_S = 3.0; from cli.main import main; main()")
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Site:
     def store(self) -> Store:
         return Store.open(self.folder / "store", threads=1)
 
-    def summarize(self, *options: str, config: str = CONFIG, program: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
+    def summarize(self, *options: str, config: str = CONFIG) -> subprocess.Popen[str]:
         (self.folder / "almanac.toml").write_text(config)
         places = ["--config", str(self.folder / "almanac.toml"), "--store", str(self.folder / "store")]
-        argv = [sys.executable, *program, *places, "summarize", "-S", "2020-01-01", *options]
+        argv = [sys.executable, "-m", "cli.main", *places, "summarize", "-S", "2020-01-01", *options]
         return subprocess.Popen(
             argv, env={**os.environ, **self.cluster.lab.env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -244,12 +244,18 @@ def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals,
     assert list((site.folder / "store" / "workers").iterdir()) == []
 
 
-def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(site: Site) -> None:
-    code, said = ended(site.summarize("--engine", "slurm", config=LATER, program=IMPATIENT))
-    assert code == 1
-    assert "no Dask worker came within 3 s" in said
-    assert "PENDING BeginTime" in said
-    site.wait_for_empty_queue()
+def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(
+    site: Site, slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("telemetry.metrics.workers.WAIT_S", 3.0)
+    section = Dask(jobs=1, cores=1, memory_gib=0.5, directives=("--begin=now+1hour",))
+    with slurm_workers(section, slurm, tmp_path) as workers:
+        workers.want(1)
+        wait_until("the job", lambda: bool(site.queue()), 60)
+        with pytest.raises(AlmanacError, match=r"no Dask worker came within 3 s.*PENDING BeginTime"):
+            while True:
+                workers.tend()
+                time.sleep(0.2)
 
 
 def test_what_slurm_refuses_is_said_in_its_words(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import WorkerPlugin
+from distributed import Client, LocalCluster, WorkerPlugin
 
 import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
-from almanac.config import Config, Dask, Filters
+from almanac.config import Config, Filters
 from almanac.errors import AlmanacError, DamageWarning, StoreError
 from telemetry.attribution.allocations import JobRun
 from telemetry.counters import COUNTER_COLUMNS
@@ -27,7 +28,7 @@ from telemetry.metrics.dask_engine import DaskMapper
 from telemetry.metrics.engine import compute, prepare
 from telemetry.metrics.finish import Results
 from telemetry.metrics.summary import summarize
-from telemetry.metrics.workers import Local, local_workers
+from telemetry.metrics.workers import QUIET, Workers, quiet_logs
 from telemetry.store.schema import TELEMETRY
 from telemetry.store.store import Store
 
@@ -43,10 +44,17 @@ JOBS = [
 ]
 
 
+@contextlib.contextmanager
+def started(number: int) -> Iterator[Workers]:
+    """Worker processes on this machine."""
+    limits = {"n_workers": number, "threads_per_worker": 1, "memory_limit": 2**29, "dashboard_address": "127.0.0.1:0"}
+    with quiet_logs(), LocalCluster(**limits, silence_logs=QUIET, security=True) as cluster, Client(cluster) as client:
+        yield Workers(client)
+
+
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Local]:
-    """Two worker processes."""
-    with local_workers(Dask(workers=2, memory_gib=0.5)) as running:
+def workers() -> Iterator[Workers]:
+    with started(2) as running:
         yield running
 
 
@@ -84,12 +92,12 @@ def computed(store: Store, mapper: Mapper = map_partials) -> Results:
         return compute(db, prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN), OPEN, mapper)[0]
 
 
-def on(workers: Local) -> DaskMapper:
+def on(workers: Workers) -> DaskMapper:
     return DaskMapper(lambda: workers)
 
 
 def test_results_are_bit_equal_to_those_of_one_process(
-    workers: Local, store: Store, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(store.root.parent)  # the workers are elsewhere: paths must reach them whole
     relative = Store.open(Path("store"), threads=1)
@@ -99,7 +107,7 @@ def test_results_are_bit_equal_to_those_of_one_process(
     assert there.gpus.equals(here.gpus)
 
 
-def test_every_chunk_is_reported_as_it_is_done(workers: Local, store: Store) -> None:
+def test_every_chunk_is_reported_as_it_is_done(workers: Workers, store: Store) -> None:
     said: list[tuple[int, int, str]] = []
     with store.connect() as db:
         prepared = prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN)
@@ -111,7 +119,7 @@ def test_every_chunk_is_reported_as_it_is_done(workers: Local, store: Store) -> 
 
 
 def test_nothing_to_compute_opens_no_workers(store: Store) -> None:
-    def refuse() -> Local:
+    def refuse() -> Workers:
         raise AssertionError("opened")
 
     with store.connect() as db:
@@ -149,7 +157,7 @@ class Deadly(WorkerPlugin):
 
 
 @pytest.fixture
-def deadly(workers: Local, tmp_path: Path) -> Iterator[Any]:
+def deadly(workers: Workers, tmp_path: Path) -> Iterator[Any]:
     """Call it with a number of deaths; they have happened when the returned folder holds as many files."""
 
     def register(deaths: int) -> Path:
@@ -160,7 +168,7 @@ def deadly(workers: Local, tmp_path: Path) -> Iterator[Any]:
     workers.client.unregister_worker_plugin("deadly")
 
 
-def test_workers_killed_in_the_middle_change_nothing(workers: Local, store: Store, deadly: Any) -> None:
+def test_workers_killed_in_the_middle_change_nothing(workers: Workers, store: Store, deadly: Any) -> None:
     folder = deadly(2)
     there = computed(store, on(workers))
     assert len(list(folder.glob("death-*"))) == 2
@@ -170,7 +178,7 @@ def test_workers_killed_in_the_middle_change_nothing(workers: Local, store: Stor
 
 
 def test_a_chunk_that_kills_every_worker_is_named(
-    workers: Local, store: Store, deadly: Any, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, store: Store, deadly: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers.client.cluster.scheduler, "allowed_failures", 1)
     deadly(100)
@@ -191,7 +199,7 @@ def spoil(path: Path, column: str) -> None:
         file.write(b"\xff" * found.total_compressed_size)
 
 
-def test_a_file_that_cannot_be_read_is_said_as_it_is_locally(workers: Local, store: Store) -> None:
+def test_a_file_that_cannot_be_read_is_said_as_it_is_locally(workers: Workers, store: Store) -> None:
     spoil(store.of("c").files("telemetry")[2], "gpu_util_pct")
     said = []
     for mapper in (map_partials, on(workers)):
@@ -203,7 +211,7 @@ def test_a_file_that_cannot_be_read_is_said_as_it_is_locally(workers: Local, sto
     assert said[0][1] > 0
 
 
-def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Local, store: Store) -> None:
+def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Workers, store: Store) -> None:
     class Hiding(DaskMapper):
         def __call__(self, *arguments: Any) -> Any:
             store.of("c").files("telemetry")[2].rename(store.root / "hidden")
@@ -214,7 +222,9 @@ def test_a_worker_that_does_not_see_the_store_is_an_error(workers: Local, store:
     assert "mount at the same path" in caught.value.hint
 
 
-def test_a_worker_of_another_version_is_an_error(workers: Local, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_another_version_is_an_error(
+    workers: Workers, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = (("almanac", "99"), *telemetry.metrics.dask_engine.software()[1:])
     monkeypatch.setattr(telemetry.metrics.dask_engine, "software", lambda: ours)
     with pytest.raises(AlmanacError, match=r"has almanac \S+, this almanac 99"):
@@ -228,9 +238,7 @@ def test_a_worker_without_almanac_is_an_error_before_anything_is_computed(store:
         sys.modules[name] = None  # type: ignore[assignment]
 
     # Workers of its own: a task that an earlier test left behind would end one that cannot import its function.
-    with local_workers(Dask(workers=1, memory_gib=0.5)) as fresh:
-        fresh.want(1)
-        fresh.client.wait_for_workers(1)
+    with started(1) as fresh:
         fresh.client.run(hide)
         with pytest.raises(AlmanacError, match=r"tls://127\.0\.0\.1:\d+ cannot import almanac's modules"):
             computed(store, on(fresh))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from almanac.errors import FileFormatError
 from almanac.names import name_key
 from almanac.records import Counts
-from telemetry.sources.blocks import _ValidText
+from telemetry.sources.blocks import _ANY_BYTES
 from telemetry.sources.file_jobs import LOCAL, read_jobs
 from telemetry.sources.files import FileSource
 from telemetry.sources.layouts import Kind, layouts
@@ -147,10 +147,11 @@ def test_a_row_with_a_bad_byte_and_a_wrong_number_of_fields_costs_itself(tmp_pat
     assert counts.examples == {"wrong number of fields": "2,100,caf\ufffd,\ufffd"}
 
 
-@given(st.binary(max_size=3000), st.integers(16, 64))
+@given(st.binary(max_size=3000), st.integers(1, 64))
 def test_bytes_become_the_text_that_python_makes_of_them(data: bytes, size: int) -> None:
     """In reads of any size: what is cut in the middle of a character is put together again."""
-    text = io.BufferedReader(_ValidText(io.BytesIO(data)), size).read()
+    stream = pa.transcoding_input_stream(pa.PythonFile(io.BytesIO(data), "r"), _ANY_BYTES, "utf-8")
+    text = b"".join(iter(lambda: stream.read(size), b""))
     assert text == data.decode("utf-8", "replace").encode()
 
 
@@ -252,7 +253,7 @@ def test_a_parquet_file_that_breaks_off_keeps_what_came_before(tmp_path: Path) -
     with pytest.raises(FileFormatError):
         for batch in FileSource(path, "jobs", clock=lambda: NOW_S).read(*EVER):
             got.append(batch.rows.num_rows)
-    assert got == [50_000]
+    assert got[:4] == [10_000] * 4
 
 
 def full_row(schema: pa.Schema, **given: Any) -> dict[str, Any]:
