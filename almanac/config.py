@@ -26,8 +26,6 @@ from almanac.submit_config import key as _key
 
 BackendName = Literal["commands", "pyslurm"]
 ExporterName = Literal["dcgm", "jobstats"]
-WindowAlignment = Literal["utc", "job"]
-SpatialMethod = Literal["means", "paper"]
 FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
@@ -126,17 +124,6 @@ class Filters:
     partitions: tuple[str, ...] = _key((), "use only jobs of these partitions; empty: all")
     staff_accounts: tuple[str, ...] = _key((), "jobs of these accounts are excluded")
     login_nodes: tuple[str, ...] = _key((), "jobs on these nodes are excluded (hostlists such as login[01-04])")
-
-
-@dataclass(frozen=True)
-class MetricsSection:
-    imbalance_counter: str = _key("gpu_util_pct", "counter that spatial and temporal imbalance are computed from")
-    window_alignment: WindowAlignment = fixed(
-        "utc", "windows start at full UTC minutes; job: at the job's first sample, as in the notebooks of the paper"
-    )
-    spatial_method: SpatialMethod = _key(
-        "means", "spatial imbalance compares GPUs by their means in a window (means), or by their sums (paper)"
-    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +284,6 @@ class Config:
     prometheus: Prometheus = Prometheus()
     bindings: Bindings = Bindings()
     filters: Filters = Filters()
-    metrics: MetricsSection = MetricsSection()
     dask: Dask = Dask()
     advice: AdviceSection = AdviceSection()
     rolling: Rolling = Rolling()

@@ -72,16 +72,19 @@ REMOVED: dict[str, dict[str, str]] = {
         "slurm.overlap_hours": "always 6",
         "rolling.similarity": "always 0.8",
         "metrics.window_alignment": "always utc",
+        "metrics.imbalance_counter": "always gpu_util_pct",
+        "metrics.spatial_method": "always means",
     },
 }
 """What stands in the place of each key, by the release that removed it and the key."""
 _MOVED = {"dask.qos": ("directives", "--qos={}")}
 """Keys whose value still counts, as an entry of a list in the same section."""
 INSTEAD = {key: text for removed in REMOVED.values() for key, text in removed.items()}
+_SECTIONS = {key.partition(".")[0] for key in INSTEAD}
 
 
 def without_removed(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return parsed TOML without its removed keys, and their names."""
+    """Return parsed TOML without its removed keys, and their names. A section that lost all its keys is left out."""
     kept: dict[str, Any] = {}
     found: list[str] = []
     for section, content in data.items():
@@ -89,7 +92,8 @@ def without_removed(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
             gone = [key for key in content if f"{section}.{key}" in INSTEAD]
             found += [f"{section}.{key}" for key in gone]
             content = {key: value for key, value in content.items() if key not in gone} | _moved(section, content)
-        kept[section] = content
+        if content != {} or section not in _SECTIONS:
+            kept[section] = content
     return kept, tuple(found)
 
 

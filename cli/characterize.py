@@ -35,7 +35,7 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     Prints your site's numbers beside those of the Perlmutter study. The tables are those behind its figures 1 to 11;
     docs/characterize.md explains them.
     """
-    from telemetry.characterize import SPATIAL_METHODS, characterize, load_population, write_tables
+    from telemetry.characterize import characterize, load_population, write_tables
     from telemetry.characterize.headline import note_on
 
     app.require_operator("these tables cover all users' jobs")
@@ -47,13 +47,10 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     files = write_tables(results, folder) if folder else []
     if as_json:
         span = {"cluster": store.cluster, "since_s": since_s, "until_s": until_s, "jobs": len(population)}
-        span["spatial_method"] = app.config.metrics.spatial_method
         click.echo(json_text({**span, "tables": {name: _as_dict(result) for name, result in results.items()}}))
         return
     if len(population):
         _show(results, len(population), note_on(store))
-        method = app.config.metrics.spatial_method
-        click.echo(f"\nspatial imbalance compares {SPATIAL_METHODS[method]} (metrics.spatial_method = {method})")
     else:
         click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; try other -S, -E, or -M")
     if folder:

@@ -2,11 +2,10 @@
 
 from telemetry.characterize.catalogue import TABLES, characterize
 from telemetry.characterize.files import write_tables
-from telemetry.characterize.imbalance import SPATIAL_METHODS
 from telemetry.characterize.population import load_population, population_of
 from telemetry.characterize.table import Result, StudyTable, contents
 
 __all__ = [
-    "SPATIAL_METHODS", "TABLES", "Result", "StudyTable", "characterize", "contents", "load_population", "population_of",
+    "TABLES", "Result", "StudyTable", "characterize", "contents", "load_population", "population_of",
     "write_tables",
 ]  # fmt: skip

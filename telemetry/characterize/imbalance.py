@@ -14,12 +14,6 @@ from telemetry.characterize.table import StudyTable, columns
 from telemetry.characterize.usage import PIPE_COLUMNS, by_pipes, spread_columns
 from telemetry.metrics.catalogue import PIPES
 
-SPATIAL_METHODS = {
-    "means": "means of each GPU's samples in a window",
-    "paper": "sums of each GPU's samples in a window, as in the paper",
-}
-"""The values that spatial imbalance compares, by metrics.spatial_method."""
-
 UTILIZATION = Bands("gpu_util_from_pct", "gpu_util_below_pct", (0, 30, 70), top=100)
 LOW, HIGH = 0.3, 0.7
 _BAND = (("gpu_util_from_pct", "real"), ("gpu_util_below_pct", "real", "the last band holds 100 too"))

@@ -20,7 +20,6 @@ _PLAIN = (
     "end_ms",
     "steady_from_ms",
     "steady_until_ms",
-    "offset_ms",
     "interval_ms",
     "window_ms",
     "label",
@@ -39,7 +38,6 @@ class Allocations:
     end_ms: Array
     steady_from_ms: Array
     steady_until_ms: Array
-    offset_ms: Array
     interval_ms: Array
     window_ms: Array
     label: Array

@@ -7,7 +7,6 @@ import numpy as np
 from telemetry.metrics.catalogue import AVERAGED, PIPES
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Columns
 from telemetry.metrics.hours import HOUR_MS
-from telemetry.metrics.options import Options
 from telemetry.metrics.runs import Array
 from telemetry.metrics.samples import CounterValues, GpuSamples
 from telemetry.metrics.weights import Weights
@@ -32,7 +31,7 @@ KINDS = {
 }
 
 
-def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) -> Columns:
+def measure(samples: GpuSamples, counted_ms: tuple[int, int]) -> Columns:
     """uncounted: samples outside the span counted_ms. missing_*: samples in which the counter is not known.
 
     extra_weight: sum over all samples of weight - 1 (see `weights`). missing_extra_*: the same over missing samples.
@@ -55,7 +54,7 @@ def measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int]) 
             found[f"missing_extra_{name}"] = extra
         elif extra is not None and counter is not None and counter.known is not None:
             found[f"missing_extra_{name}"] = weights.added(~counter.known[weights.rows], len(runs.starts))
-    for column, name in (("max_activity", options.imbalance_counter), ("max_temp_c", "temp_c")):
+    for column, name in (("max_activity", "gpu_util_pct"), ("max_temp_c", "temp_c")):
         extreme = samples.counter(name)
         if extreme is not None:
             found[column] = runs.max(extreme.values)

@@ -17,7 +17,7 @@ from telemetry.metrics.chunks import Mapper, Progress, Work, map_partials, silen
 from telemetry.metrics.finish import Results, finish
 from telemetry.metrics.frames import allocation_frame, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, survey
-from telemetry.metrics.labels import aligned, labelled_units
+from telemetry.metrics.labels import labelled_units
 from telemetry.metrics.options import Options
 from telemetry.metrics.partials import Partials
 from telemetry.metrics.summary_counts import SummaryCounts, verdicts_of
@@ -51,13 +51,13 @@ def prepare(
     """Look through the files once: which GPUs there are, how often they were scraped, and whose they were.
 
     counted_s: the span in which samples are counted. neighbors: jobs without computed metrics, which may
-    have had the same nodes. options: by default what the configuration says.
+    have had the same nodes.
     """
     counted_ms = (counted_s[0] * 1000, counted_s[1] * 1000)
     seen = survey(db, split_files(paths), counted_ms)
     seen = seen.named(match_days(seen.hosts(), [*jobs, *neighbors]))
     attribution = attribute_jobs(db, jobs, seen, bindings, config, neighbors)
-    work = Work(seen.chunks, pa.table({}), options or Options.of(config.metrics), counted_ms)
+    work = Work(seen.chunks, pa.table({}), options or Options(), counted_ms)
     return with_allocations(db, Prepared(work, pa.table({}), jobs, attribution, seen), config)
 
 
@@ -65,8 +65,6 @@ def with_allocations(db: duckdb.DuckDBPyConnection, prepared: Prepared, config: 
     """With the allocations of its attribution, and the frame of its jobs."""
     jobs, attribution, seen, work = prepared.given, prepared.attribution, prepared.seen, prepared.work
     allocations = allocation_frame(jobs, attribution, seen, work.options)
-    if work.options.is_aligned_to_job:
-        allocations = aligned(db, work.chunks, allocations)
     frame = job_frame(jobs, attribution, seen, allocations, config.filters)
     return replace(prepared, work=replace(work, allocations=allocations), jobs=frame)
 
@@ -87,7 +85,7 @@ def complete(
 ) -> tuple[Results, SummaryCounts]:
     """Metrics from the merged partials of all chunks."""
     work = prepared.work
-    results = finish(db, partials, work.allocations, model_frame(), prepared.jobs, config, work.options)
+    results = finish(db, partials, work.allocations, model_frame(), prepared.jobs, config)
     samples = prepared.seen.counted
     counts = SummaryCounts(samples=samples, samples_without_job=samples - partials.counted)
     counts.count_jobs(verdicts_of(results.jobs).values())

@@ -8,12 +8,11 @@ import duckdb
 import pyarrow as pa
 
 from almanac.config import Config
-from telemetry.metrics import energy_chain, histogram, metric_tables_sql, spatial
+from telemetry.metrics import energy_chain, histogram, metric_tables_sql
 from telemetry.metrics.catalogue import GPU_METRICS, JOB_METRICS
 from telemetry.metrics.columns import Rows
 from telemetry.metrics.hours import rows, run
-from telemetry.metrics.options import Options
-from telemetry.metrics.partials import ALLOCATION, ENERGY, HISTOGRAM, OPEN_WINDOWS, WINDOWS, Partials
+from telemetry.metrics.partials import ALLOCATION, ENERGY, HISTOGRAM, WINDOWS, Partials
 
 
 @dataclass(frozen=True)
@@ -31,15 +30,13 @@ def finish(
     models: pa.Table,
     jobs: pa.Table,
     config: Config,
-    options: Options,
 ) -> Results:
     """Metrics of every job of `jobs`, also of those without any sample.
 
     allocations, models, jobs: as `frames.ALLOCATION_FRAME`, `frames.MODEL_FRAME`, `frames.JOB_FRAME`. partials: merged.
     """
-    windows = [*partials[WINDOWS].parts, spatial.fold(partials[OPEN_WINDOWS], options)]
     given = {
-        "spatial": _table(Rows(WINDOWS.kinds, [spatial.merge_closed(Rows(WINDOWS.kinds, windows))])),
+        "spatial": _table(partials[WINDOWS]),
         "energies": energy_chain.energies(partials[ENERGY], allocations),
         "intensity": histogram.by_job(partials[HISTOGRAM]),
         "allocations": allocations,
@@ -49,10 +46,10 @@ def finish(
     for name, table in given.items():
         db.register(name, table)
     db.register("parts", _table(partials[ALLOCATION]))
-    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {metric_tables_sql.per_gpu(config, options)}")
+    run(db, f"CREATE OR REPLACE TEMP TABLE per_gpu AS {metric_tables_sql.per_gpu(config)}")
     db.unregister("parts")
     gpus = rows(db, f"SELECT {', '.join(GPU_METRICS.names)} FROM per_gpu ORDER BY job, host, gpu, mig")
-    found = rows(db, metric_tables_sql.per_job(config, options)).select(JOB_METRICS.names)
+    found = rows(db, metric_tables_sql.per_job(config)).select(JOB_METRICS.names)
     for name in given:
         db.unregister(name)
     run(db, "DROP TABLE per_gpu")

@@ -47,7 +47,6 @@ ALLOCATION_FRAME = schema_of(
         "end_ms": pa.int64(),
         "steady_from_ms": pa.int64(),
         "steady_until_ms": pa.int64(),
-        "offset_ms": pa.int64(),
         "interval_ms": pa.float64(),
         "window_ms": pa.int64(),
         "label": pa.int64(),
@@ -85,9 +84,9 @@ def allocation_frame(
     The model of a GPU is the first known one during the allocation. Profile and capacity of a MIG instance are those
     that telemetry shows within the allocation: another day or hour can show another instance with the same id.
     engines: compute slices of a MIG instance; null for a whole GPU, and where its profile is not known.
-    offset_ms, window_ms: start and length of windows; an offset of 0 is full UTC minutes (see `labels.aligned`).
-    interval_ms: the scrape interval of the GPU, null if unknown. label: the job id that the exporter's label gave to
-    the allocation, NO_LABEL if another source names its GPUs. has_card: see `_have_cards`.
+    window_ms: length of windows. interval_ms: the scrape interval of the GPU, null if unknown. label: the job id that
+    the exporter's label gave to the allocation, NO_LABEL if another source names its GPUs. has_card: see
+    `_have_cards`.
     """
     table, held = attribution.allocations, _held_hardware(jobs, attribution.allocations, seen)
     spans = np.array([steady_span_ms(job.start_s, job.end_s) for job in jobs], np.int64).reshape(-1, 2)
@@ -99,9 +98,8 @@ def allocation_frame(
         **{name: table[name] for name in table.column_names},
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
-        "offset_ms": np.zeros(table.num_rows, np.int64),
         "interval_ms": pa.array(interval_ms, from_pandas=True),
-        "window_ms": spatial.widths_ms(table["job"].to_numpy(), interval_ms, options or Options()),
+        "window_ms": spatial.widths_ms(table["job"].to_numpy(), interval_ms, (options or Options()).window_ms),
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         "has_card": _have_cards(table, seen),
         **{name: held[name] for name in held.column_names},

@@ -22,22 +22,6 @@ from telemetry.metrics.samples import GpuSamples
 from telemetry.store.schema import table_of
 
 
-def aligned(db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], allocations: pa.Table) -> pa.Table:
-    """Allocations whose windows begin at the first sample of their job."""
-
-    def look(samples: GpuSamples) -> Array:
-        return np.stack([samples.allocations.job[samples.allocation], samples.runs.first(samples.time_ms)])
-
-    first_ms: dict[int, int] = {}
-    for job, time_ms in np.concatenate(
-        [np.zeros((2, 0), np.int64), *_each(db, chunks, allocations, look)], axis=1
-    ).T.tolist():
-        first_ms[job] = min(time_ms, first_ms.get(job, time_ms))
-    offsets = [first_ms.get(job, 0) for job in allocations["job"].to_numpy().tolist()]
-    place = allocations.schema.get_field_index("offset_ms")
-    return allocations.set_column(place, allocations.schema.field(place), pa.array(offsets, pa.int64()))
-
-
 def labelled_units(
     db: duckdb.DuckDBPyConnection,
     jobs: Sequence[JobRun],

@@ -11,10 +11,8 @@ from almanac.config import Config
 from telemetry.metrics.base import MEANS
 from telemetry.metrics.catalogue import PIPES
 from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK
-from telemetry.metrics.options import Options
 from telemetry.metrics.preallocation import preallocated_sql
 from telemetry.metrics.reasons import reasons_sql
-from telemetry.metrics.spatial import PAPER
 
 MS_PER_HOUR = 3_600_000
 PIPE_USED_FRAC = 0.005
@@ -46,12 +44,12 @@ def _coverage(number: str) -> str:
     return f"CASE WHEN expected_samples > 0 THEN least(1.0, coalesce({number}, 0) / expected_samples) END"
 
 
-def per_gpu(config: Config, options: Options) -> str:
+def per_gpu(config: Config) -> str:
     """job, host, gpu, mig, the columns of GPU_METRICS, and raw_*: values whatever their coverage."""
     enough = f"{config.filters.min_coverage!r} * expected_samples"
     others = tuple(name for name in MEANS if name != "gpu_util_pct")
     return f"""
-WITH raw AS ({_raw(options)})
+WITH raw AS ({_raw()})
 SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
        {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
@@ -80,8 +78,7 @@ def _energy(*conditions: str) -> str:
        CASE WHEN energy_j IS NOT NULL THEN {measured} END AS energy_measured_frac"""
 
 
-def _raw(options: Options) -> str:
-    activity = options.imbalance_counter
+def _raw() -> str:
     numbers = each("samples - missing_{x} AS n_{x}", MEANS)
     weights = each("samples - missing_{x} + extra_weight - missing_extra_{x} AS weight_{x}", MEANS)
     mean = "CASE WHEN b.n_{x} > 0 THEN b.sum_{x} / b.weight_{x} END"
@@ -91,7 +88,7 @@ def _raw(options: Options) -> str:
     has_size = "(mig = '' OR engines IS NOT NULL)"
     has_use = f"{has_size} OR b.n_sm_active_frac >= 0.9 * b.n_gpu_util_pct"
     return f"""
-WITH b AS (SELECT *, sum_{activity} / weight_{activity} AS activity, n_{activity} AS n_activity
+WITH b AS (SELECT *, sum_gpu_util_pct / weight_gpu_util_pct AS activity, n_gpu_util_pct AS n_activity
            FROM (SELECT *, {numbers}, {weights} FROM parts) JOIN allocations USING (allocation)
            LEFT JOIN energies USING (allocation))
 SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / interval_ms AS expected_samples,
@@ -112,14 +109,14 @@ SELECT b.* EXCLUDE (hbm_peak_ms), j.job_id, j.submit_s, 1000 * j.elapsed_s / int
 FROM b JOIN jobs j ON j.job = b.job"""
 
 
-def per_job(config: Config, options: Options) -> str:
+def per_job(config: Config) -> str:
     """The columns of JOB_METRICS, in steps: sums over GPUs, what follows from them, verdict, reasons."""
     filters = config.filters
     return f"""
 WITH e AS ({_over_cards()}),
 g AS ({_over_gpus()}),
-windows AS ({_windows(options)}),
-known AS ({_known(filters.min_coverage, options)}),
+windows AS ({_WINDOWS}),
+known AS ({_known(filters.min_coverage)}),
 derived AS ({_derived()}),
 judged AS (
   SELECT *, CASE WHEN exclusion IS NOT NULL THEN exclusion
@@ -188,23 +185,20 @@ FROM (SELECT job, host, gpu, bool_and(has_card) AS has_card, {each(f"first({{x}}
       FROM per_gpu GROUP BY job, host, gpu) GROUP BY job"""
 
 
-def _windows(options: Options) -> str:
-    """Windows of spatial imbalance: those in which more than half of the job's GPUs have samples."""
-    is_compared = "true" if options.spatial_method == PAPER else "2 * gpus > gpus_seen"
-    share = "ratio_sum / gpus_seen" if options.spatial_method == PAPER else "ratio_sum / gpus"
-    return f"""
-SELECT job, sum(windows) AS windows, sum(active_windows) AS active_windows, sum({share}) AS even_windows
-FROM spatial JOIN g USING (job) WHERE {is_compared} GROUP BY job"""
+_WINDOWS = """
+SELECT job, sum(windows) AS windows, sum(active_windows) AS active_windows, sum(ratio_sum / gpus) AS even_windows
+FROM spatial JOIN g USING (job) WHERE 2 * gpus > gpus_seen GROUP BY job"""
+"""Windows of spatial imbalance: those in which more than half of the job's GPUs have samples."""
 
 
-def _known(min_coverage: float, options: Options) -> str:
+def _known(min_coverage: float) -> str:
     """Metrics, null if the share of known samples is smaller than min_coverage.
 
     Coverage is the mean over the job's GPUs, so that a GPU with many samples does not hide one without.
     """
     share = "CASE WHEN expected_samples > 0 THEN coalesce({}, 0) / greatest(gpu_count, gpus_seen) END"
     # If two GPUs each have just enough samples, and lost others independently, they have the square in common.
-    common = 0.0 if options.spatial_method == PAPER else min_coverage**2
+    common = min_coverage**2
     silent = "CASE WHEN cards = gpus_seen THEN greatest(0, j.gpu_count - gpus_seen) ELSE 0 END"
     coverages = each(f"{share.format('covered_{x}')} AS coverage_{{x}}", _COUNTED)
     placed = each(

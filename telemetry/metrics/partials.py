@@ -34,11 +34,10 @@ _ALLOCATION_KINDS = {
     "allocation": WHOLE, "missing_energy_mj": NUMBER, **base.KINDS, **memory.KINDS, **roofline.KINDS,
 }  # fmt: skip
 ALLOCATION = Family(_ALLOCATION_KINDS, _merge_allocations)
-WINDOWS = Family(spatial.CLOSED, spatial.merge_closed)
-OPEN_WINDOWS = Family(spatial.OPEN, spatial.merge_open)
+WINDOWS = Family(spatial.KINDS, spatial.merge)
 HISTOGRAM = Family(histogram.KINDS, histogram.merge)
 ENERGY = Family(energy.KINDS, energy.merge)
-FAMILIES = (ALLOCATION, WINDOWS, OPEN_WINDOWS, HISTOGRAM, ENERGY)
+FAMILIES = (ALLOCATION, WINDOWS, HISTOGRAM, ENERGY)
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,12 @@ def _measure(samples: GpuSamples, options: Options, counted_ms: tuple[int, int])
     placed = roofline.place(samples)
     allocation = {
         "allocation": samples.allocations.number[samples.allocation],
-        **base.measure(samples, options, counted_ms),
+        **base.measure(samples, counted_ms),
     }
     allocation |= memory.measure(samples, options.is_full) | energy.missing(samples)
     allocation |= roofline.measure(samples, placed, options.is_full)
-    closed, still = spatial.measure(samples, options)
     bins = histogram.measure(samples, placed) if options.is_full else {}
-    return allocation, closed, still, bins, energy.measure(samples)
+    return allocation, spatial.measure(samples), bins, energy.measure(samples)
 
 
 def merge_partials(db: duckdb.DuckDBPyConnection, parts: Iterable[Partials]) -> Partials:

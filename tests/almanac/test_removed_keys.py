@@ -12,6 +12,7 @@ import pytest
 
 from almanac.config import Config
 from almanac.config_file import load_config, parse_config
+from almanac.errors import ConfigError
 from almanac.removed_keys import INSTEAD
 from almanac.submit_config import keys_of
 
@@ -31,8 +32,15 @@ def test_a_file_with_every_earlier_key_is_read_with_one_warning(caplog: pytest.L
 def test_every_earlier_key_is_a_key_or_a_removed_one() -> None:
     earlier = tomllib.loads(EVERY_KEY.read_text())
     keys = {f"{section}.{key.name}" for section in SECTIONS for key in keys_of(type(getattr(Config(), section)))}
-    then = {f"{section}.{key}" for section in SECTIONS for key in earlier[section]}
+    then = {f"{name}.{key}" for name, section in earlier.items() if isinstance(section, dict) for key in section}
     assert then - keys == set(INSTEAD)
+
+
+def test_a_section_that_went_is_read_while_it_is_empty_and_nothing_else() -> None:
+    assert parse_config({"metrics": {}}) == Config()
+    for content in (0, 5, {"window": 60}):
+        with pytest.raises(ConfigError, match="metrics"):
+            parse_config({"metrics": content})
 
 
 @pytest.mark.parametrize("uncommented", [False, True])

@@ -63,7 +63,6 @@ def test_files_and_summary(site: CommandLine, told: dict[str, Any], tmp_path: Pa
     said = site("characterize", "--out", str(tmp_path / "tables"))
     assert "published" in said
     assert "with usable data" in said.splitlines()[0]
-    assert "spatial imbalance compares means of each GPU's samples in a window (metrics.spatial_method = means)" in said
     files = sorted(path.name for path in (tmp_path / "tables").iterdir())
     assert len(files) == 2 * (len(TABLES) + 2)
     assert f"{len(files)} files written to" in said

@@ -144,8 +144,8 @@ def intensity_bins(mine: pd.DataFrame, pipe: str) -> np.ndarray:
     return counts
 
 
-def spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int, offset_ms: int = 0) -> float:
-    """activity: times and values of each GPU. Windows of width_ms from offset_ms on, by the means of their GPUs."""
+def spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int) -> float:
+    """activity: times and values of each GPU. Windows of width_ms, by the means of their GPUs."""
     gpus = len(activity)
     if gpus < 2:
         return math.nan
@@ -153,14 +153,14 @@ def spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: i
     for number, (times, values) in enumerate(activity):
         for time_ms, value in zip(times, values, strict=True):
             if not math.isnan(value):
-                windows.setdefault((time_ms - offset_ms) // width_ms, {}).setdefault(number, []).append(value)
+                windows.setdefault(time_ms // width_ms, {}).setdefault(number, []).append(value)
     means = [[mean(values) for values in window.values()] for window in windows.values() if 2 * len(window) > gpus]
     if not means or all(max(window) == 0 for window in means):
         return math.nan
     return mean([1 - math.fsum(window) / (len(window) * max(window)) if max(window) > 0 else 0.0 for window in means])
 
 
-def papers_spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int, offset_ms: int = 0) -> float:
+def papers_spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], width_ms: int) -> float:
     """The same by the sums of the GPUs."""
     gpus = len(activity)
     if gpus < 2:
@@ -169,7 +169,7 @@ def papers_spatial_imbalance(activity: list[tuple[np.ndarray, np.ndarray]], widt
     for number, (times, values) in enumerate(activity):
         for time_ms, value in zip(times, values, strict=True):
             if not math.isnan(value):
-                totals = windows.setdefault((time_ms - offset_ms) // width_ms, [0.0] * gpus)
+                totals = windows.setdefault(time_ms // width_ms, [0.0] * gpus)
                 totals[number] += value
     each = [1 - math.fsum(totals) / (gpus * max(totals)) if max(totals) > 0 else 0.0 for totals in windows.values()]
     if not each or all(max(totals) == 0 for totals in windows.values()):
@@ -182,7 +182,6 @@ def job_metrics(
     start_s: int,
     end_s: int,
     units: list[tuple[str, int, str]],
-    is_aligned_to_job: bool = False,
     intervals_ms: dict[tuple[str, int, str], float] | None = None,
 ) -> dict[str, Any]:
     """Every metric of a job on A100-40, for any coverage; NaN without data.
@@ -200,8 +199,7 @@ def job_metrics(
             [weighted_mean(part[counter], its) for (_, part), its in zip(seen, weight, strict=True)]
         )
     util = [(part.time_ms.to_numpy(), part.gpu_util_pct.to_numpy(float)) for _, part in seen]
-    first_ms = min(int(times[0]) for times, _ in util)
-    found["spatial_imbalance"] = spatial_imbalance(util, 60_000, first_ms if is_aligned_to_job else 0)
+    found["spatial_imbalance"] = spatial_imbalance(util, 60_000)
     found["temporal_imbalance"] = np.nanmax(
         [temporal_imbalance(values, its) for (_, values), its in zip(util, weight, strict=True)]
     )

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from telemetry.attribution.allocations import JobRun
-from telemetry.metrics.options import Options
 
 DAY_S = 86_400
 START_S = 1_741_046_400 - 3_000  # fifty minutes before midnight UTC
@@ -73,18 +72,15 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], where: str) -> 
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["store", "two unsorted files"])
-@pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
-def test_every_metric_agrees_to_1e_12(
-    run: Any, site: tuple[pd.DataFrame, list[JobRun]], stored: bool, is_aligned_to_job: bool
-) -> None:
+def test_every_metric_agrees_to_1e_12(run: Any, site: tuple[pd.DataFrame, list[JobRun]], stored: bool) -> None:
     from numpy_reference import job_metrics
 
     frame, jobs = site
     given = frame if stored else frame.sample(frac=1.0, random_state=3)
-    rows, _ = run(given, jobs, stored=stored, options=Options(is_aligned_to_job=is_aligned_to_job))
+    rows, _ = run(given, jobs, stored=stored)
     for job in jobs:
         units = [(host, gpu, "") for host in job.hosts for gpu in range(4)]
-        expected = job_metrics(frame, job.start_s, job.end_s, units, is_aligned_to_job)
+        expected = job_metrics(frame, job.start_s, job.end_s, units)
         assert_same(rows[job.job_id], expected, f"job {job.job_id}")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from almanac.config import Bindings, Config, Filters
 from telemetry.attribution.allocations import JobRun
-from telemetry.metrics.options import Options
 
 START_S = 1_741_046_400  # midnight UTC
 OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))
@@ -50,25 +49,12 @@ def test_spatial_imbalance(run: Any) -> None:
     assert jobs[1]["spatial_windows"] == 3
 
 
-def test_windows_follow_the_clock_or_the_first_sample_of_the_job(run: Any) -> None:
-    """From 0:30 on, six samples each of 100 and 0, then 0 and 100. By the job's minutes both windows are 0.5.
-
-    By the clock: 3 samples (1 - 300 / 600 = 0.5), then 300 and 300 (0), then 3 samples (0.5): mean 1 / 3.
-    """
+def test_windows_follow_the_clock(run: Any) -> None:
+    """From 0:30 on, six samples each of 100 and 0, then 0 and 100: windows of 0.5, 0 (300 and 300), and 0.5."""
     one, other = [100] * 6 + [0] * 6, [0] * 6 + [100] * 6
     frame = gpus("n1", {"gpu_util_pct": [one, other]}, start_s=START_S - 90)
     task = job(120, 2, start_s=START_S - 90)
     assert run(frame, [task])[0][1]["spatial_imbalance"] == pytest.approx(1 / 3, rel=1e-15)
-    aligned = run(frame, [task], options=Options(is_aligned_to_job=True))[0][1]
-    assert (aligned["spatial_imbalance"], aligned["spatial_windows"]) == (0.5, 2)
-
-
-def test_a_window_aligned_to_the_job_may_cross_midnight(run: Any) -> None:
-    """A window from 23:59:30 to 0:00:30 has sums 600 and 300: 0.25. Cut at midnight it would be 0.5 and 0."""
-    frame = gpus("n1", {"gpu_util_pct": [[100] * 6, [0] * 3 + [100] * 3]}, start_s=START_S - 30)
-    task = job(60, 2, start_s=START_S - 30)
-    assert run(frame, [task], options=Options(is_aligned_to_job=True))[0][1]["spatial_imbalance"] == 0.25
-    assert run(frame, [task])[0][1]["spatial_imbalance"] == 0.25  # (0.5 + 0) / 2
 
 
 def test_imbalance_of_one_gpu_or_none_active_is_unknown_and_said(run: Any) -> None:
@@ -89,12 +75,6 @@ def test_temporal_imbalance_is_that_of_the_least_steady_gpu(run: Any) -> None:
     assert [row["temporal_imbalance"] for row in gpu_rows] == [0.0, 0.75, 0.0]
     assert jobs[1]["temporal_imbalance"] == 0.75
     assert jobs[1]["idle_gpus"] == ["n1:2"]
-
-
-def test_another_counter_can_be_chosen_for_imbalance(run: Any) -> None:
-    frame = gpus("n1", {"gpu_util_pct": [[50] * 4, [50] * 4], "sm_active_frac": [[0.5] * 4, [0.25] * 4]})
-    jobs, _ = run(frame, [job(40, 2)], options=Options(imbalance_counter="sm_active_frac"))
-    assert jobs[1]["spatial_imbalance"] == 0.25
 
 
 @pytest.mark.parametrize("hour", [1, 24], ids=["hour", "midnight"])

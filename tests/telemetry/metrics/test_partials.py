@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from almanac.errors import ConfigError
 from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.chunks import map_partials, silent
 from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
@@ -60,10 +59,10 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: JobRun, options: Options | None = None) -> Prepared:
+def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: JobRun) -> Prepared:
     from small_sites import OPEN
 
-    return prepare(db, store.of("c").files("telemetry"), jobs, [], OPEN, options=options)
+    return prepare(db, store.of("c").files("telemetry"), jobs, [], OPEN)
 
 
 def jobs_of(db: duckdb.DuckDBPyConnection, found: Prepared, partials: Partials) -> list[dict[str, Any]]:
@@ -84,13 +83,11 @@ def assert_close(one: dict[str, Any], other: dict[str, Any]) -> None:
             assert other[name] == value, name
 
 
-@pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
-def test_allocations_that_overlap_each_get_their_samples(store: Store, is_aligned_to_job: bool) -> None:
+def test_allocations_that_overlap_each_get_their_samples(store: Store) -> None:
     """As steps of one job do: allocations of hours 0.5 to 3.5, of 1 to 2 within it, and of 1.5 to 4 across its end."""
     spans = [job(0.5, 3.5, 1), job(1, 2, 2), job(1.5, 4, 3)]
-    options = Options(is_aligned_to_job=is_aligned_to_job)
     with store.connect() as db:
-        alone = [prepared(db, store, span, options=options) for span in spans]
+        alone = [prepared(db, store, span) for span in spans]
         expected = [jobs_of(db, each, mapped(db, each))[0] for each in alone]
         tables: list[pa.Table] = []
         for number, each in enumerate(alone):
@@ -201,15 +198,7 @@ def test_tables_are_as_narrow_as_their_values_allow_and_lose_nothing() -> None:
         assert wide[name].dtype == kinds[name].dtype
 
 
-def test_an_imbalance_counter_without_a_mean_is_refused() -> None:
-    with pytest.raises(ConfigError, match="energy_mj"):
-        Options(imbalance_counter="energy_mj")
-
-
-@pytest.mark.parametrize("is_aligned_to_job", [False, True], ids=["UTC", "job"])
-def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
-    tmp_path: Path, store: Store, is_aligned_to_job: bool
-) -> None:
+def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(tmp_path: Path, store: Store) -> None:
     """n1 falls silent after its second hour, while n2 goes on."""
     from small_sites import telemetry
 
@@ -217,11 +206,10 @@ def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(
     silent = Store.create(tmp_path / "other")
     late = frame.time_ms >= (START_S + 2 * HOUR_S) * 1000
     silent.of("c").write("telemetry", telemetry(pd.concat([frame[~late], frame.assign(host="n2")])))
-    options = Options(is_aligned_to_job=is_aligned_to_job)
     with store.connect() as db:
-        ends = prepared(db, store, job(0.5, 2), options=options)
+        ends = prepared(db, store, job(0.5, 2))
         expected = jobs_of(db, ends, mapped(db, ends))[0]
-        found = prepared(db, silent, job(0.5, 4), options=options)
+        found = prepared(db, silent, job(0.5, 4))
         row = jobs_of(db, found, mapped(db, found))[0]
     same = ["samples", "hbm_max_mib", "hbm_peak_ms", "energy_resets", "spatial_imbalance", "intensity_bins_tensor"]
     same += ["compute_frac_fp64", "mean_gpu_util_pct", "hbm_growth_mib_h", "temporal_imbalance"]

@@ -19,7 +19,6 @@ from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.options import Options
 
 START_S = 1_741_046_400 - 1800  # half an hour before midnight UTC
-PAPER = Options(spatial_method="paper")
 QUICK = examples(0.12)
 SAMPLES_OF_ONE_GPU = "spatial_imbalance: too few windows with samples of most GPUs"
 
@@ -51,7 +50,6 @@ def test_an_exporter_that_dies_is_no_imbalance(run: Any, gpus: int) -> None:
     row = found(run, frames, task, Config())
     assert row["spatial_imbalance"] == pytest.approx(0, abs=1e-9)
     assert row["spatial_windows"] == 15
-    assert found(run, frames, task, options=PAPER)["spatial_imbalance"] == pytest.approx(0.375, rel=1e-12)
 
 
 @pytest.mark.parametrize("mig", [("", ""), ("3", "4")], ids=["GPUs", "MIG"])
@@ -60,7 +58,6 @@ def test_equal_gpus_scraped_at_different_intervals_are_even(run: Any, mig: tuple
     frames = [gpu("n1", 0, np.arange(0, 3600, 1), 80, mig[0]), gpu("n2", 0, np.arange(30, 3600, 60), 80, mig[1])]
     task = job(3600, 2, "n1", "n2")
     assert found(run, frames, task, Config())["spatial_imbalance"] == pytest.approx(0, abs=1e-9)
-    assert found(run, frames, task, options=PAPER)["spatial_imbalance"] == pytest.approx(1 - 61 / 120, rel=1e-12)
 
 
 @pytest.mark.parametrize("phase", [5, 25, 31, 55])
@@ -136,12 +133,12 @@ def constant_sites(draw: st.DrawFn) -> ConstantSite:
     return ConstantSite(frames, job(length_s, len(frames) + silent, *hosts), is_whole)
 
 
-@given(site=constant_sites(), window_s=st.sampled_from([10, 60, 300]), is_aligned=st.booleans())
+@given(site=constant_sites(), window_s=st.sampled_from([10, 60, 300]))
 @QUICK
 def test_gpus_of_equal_constant_activity_are_even_under_any_gaps_intervals_and_phases(
-    run: Any, site: ConstantSite, window_s: int, is_aligned: bool
+    run: Any, site: ConstantSite, window_s: int
 ) -> None:
-    options = Options(window_ms=1000 * window_s, is_aligned_to_job=is_aligned)
+    options = Options(window_ms=1000 * window_s)
     config = Config() if site.is_whole else OPEN
     row = found(run, site.frames, site.task, config, options=options)
     seen = sum(len(frame) > 0 for frame in site.frames)
@@ -162,6 +159,5 @@ def test_whole_data_of_equal_intervals_give_the_papers_value(run: Any, seed: int
     values = [np.round(rng.beta(0.4, 0.4, len(times)) * 100) for _ in range(gpus)]
     frames = [gpu("n1", n, times, its) for n, its in enumerate(values)]
     expected = papers_spatial_imbalance([(1000 * (START_S + times), its) for its in values], 60_000)
-    for options in (Options(), PAPER):
-        row = found(run, frames, job(3600, gpus, "n1"), options=options)
-        assert row["spatial_imbalance"] == pytest.approx(expected, rel=1e-9)
+    row = found(run, frames, job(3600, gpus, "n1"))
+    assert row["spatial_imbalance"] == pytest.approx(expected, rel=1e-9)

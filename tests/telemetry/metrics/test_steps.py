@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from almanac.config import Config, Filters, MetricsSection
+from almanac.config import Config, Filters
 from telemetry.attribution.allocations import UNBOUND, Attribution, JobRun, attribute, parse_hosts
 from telemetry.attribution.seen_units import Inventory
 from telemetry.metrics.catalogue import JOB_METRICS, STEP_METRICS
@@ -310,8 +310,7 @@ def test_the_samples_of_a_packed_gpu_count_once(site: Site, has_steps: bool) -> 
     assert {step["samples"] for step in site.steps().values()} <= {0}
 
 
-def test_steps_over_midnight_and_windows_of_their_own(site: Site) -> None:
-    """Windows that begin with the step: 6 samples of 100 and 50, whatever the minute. By the clock they are cut."""
+def test_a_step_over_midnight_has_the_samples_of_both_days(site: Site) -> None:
     site.job(1, -30, 90, 2, "n1", submit_s=START_S)
     for gpu, high in enumerate((100.0, 50.0)):
         rows = [
@@ -322,11 +321,10 @@ def test_steps_over_midnight_and_windows_of_their_own(site: Site) -> None:
         site.store.of("c").write("telemetry", pa.Table.from_pylist(rows, schema=TELEMETRY))
     site.step(1, "0", -30, 30, 2)
     site.step(1, "1", 30, 90, 2)
-    aligned = Config(filters=OPEN.filters, metrics=MetricsSection(window_alignment="job"))
-    site.summarize(aligned)
+    site.summarize()
     found = site.steps()
-    assert (found[1, "0"]["spatial_imbalance"], found[1, "0"]["spatial_windows"]) == (0.25, 1)
-    assert (found[1, "1"]["spatial_imbalance"], found[1, "1"]["spatial_windows"]) == (0.0, 1)
+    assert (found[1, "0"]["spatial_imbalance"], found[1, "0"]["spatial_windows"]) == (0.25, 2)
+    assert (found[1, "1"]["spatial_imbalance"], found[1, "1"]["spatial_windows"]) == (0.0, 2)
 
 
 def test_mig_instances_of_one_gpu_go_to_the_jobs_whose_records_name_them(site: Site) -> None:
