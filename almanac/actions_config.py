@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from almanac.submit_config import key
+from almanac.submit_config import fixed, key
 
 PowerMode = Literal["off", "observe", "apply"]
 ActuatorName = Literal["names", "count"]
@@ -48,7 +48,7 @@ class Power:
     boot_min: int = key(
         5, "minutes until a node that powers up takes jobs, for back-tests and savings", low=0, high=120
     )
-    nodes_per_run: int = key(20, "most nodes of a set that one run powers down; power-ups have no limit", low=1)
+    nodes_per_run: int = fixed(20, "most nodes of a set that one run powers down: a wrong forecast costs no more")
     holidays: str = key("", "country whose public holidays the forecast uses, such as US, DE, or CN")
     idle_watts: float = key(800.0, "power of an idle node, W (a DGX-1; helios-qssf-ces, 4.3.3)", low=0)
     asleep_watts: float = key(0.0, "power of a powered-down node, W", low=0)
@@ -76,7 +76,6 @@ class Mig:
     drain_busy: bool = key(
         False, "also drain busy nodes whose change is worth the wait, and change them when their last job has ended"
     )
-    hours_between: float = key(24.0, "hours between two changes of one node", low=1, high=8760)
     include_file: str = key(
         "/etc/slurm/almanac-mig.conf",
         "file that slurm.conf includes, with one NodeName line for each node; almanac changes only Gres= in it",

@@ -16,7 +16,6 @@ from almanac.actions_config import MigRaise as MigRaise
 from almanac.actions_config import NodeSet as NodeSet
 from almanac.actions_config import Placement as Placement
 from almanac.actions_config import Power as Power
-from almanac.submit_config import GpuAdvice as GpuAdvice
 from almanac.submit_config import GpuType as GpuType
 from almanac.submit_config import Hooks as Hooks
 from almanac.submit_config import Priority as Priority
@@ -79,7 +78,7 @@ class Slurm:
     backend: BackendName = _key("commands", "how almanac reaches slurmctld: commands, or pyslurm (Slurm 25.11 only)")
     timeout_s: int = _key(300, "seconds after which almanac stops waiting for a Slurm command", low=1, high=86400)
     lookback_days: int = _key(30, "days of accounting that the first ingest reads", low=1, high=36500)
-    window_hours: int = _key(24, "hours of accounting that one sacct query reads", low=1, high=87600)
+    window_hours: int = fixed(24, "hours of accounting that one sacct query reads: few enough for its memory")
     overlap_hours: int = fixed(6, "hours before the last read to read again: slurmdbd can learn late of a job's end")
     read_steps: bool = _key(
         True, "also read the steps of GPU jobs, for step metrics; one more sacct query for each 500 ended GPU jobs"
@@ -96,7 +95,7 @@ class Prometheus:
     token_file: str = _key("", "file that holds a bearer token")
     ca_file: str = _key("", "certificate authority for https; empty: the system's")
     timeout_s: float = _key(60.0, "seconds after which one query fails", low=0.1, high=86400)
-    retries: int = _key(4, "retries of a failed query, with exponential backoff", low=0, high=1000)
+    retries: int = fixed(4, "retries of a failed query: with exponential backoff, seconds in all")
     chunk_minutes: int = fixed(60, "minutes that one query reads; halved if the server refuses")
     max_samples: int = fixed(12_000_000, "largest number of samples in memory at once: about 1 GiB")
     lookback_days: int = _key(15, "days that the first ingest reads", low=0, high=36500)
@@ -133,10 +132,8 @@ class Dask:
     memory_gib: float = _key(4.0, "memory of one worker process, GiB; DuckDB uses at most half of it", low=0.25)
     jobs: int = _key(4, "most Slurm jobs that --engine slurm runs at once", low=1)
     cores: int = _key(8, "cores of each Slurm job, one worker process on each", low=1)
-    partition: str = _key("", "partition of these Slurm jobs")
-    account: str = _key("", "account of these Slurm jobs")
     walltime: str = _key("02:00:00", "time limit of these Slurm jobs; a job that ends early is replaced")
-    directives: tuple[str, ...] = _key((), 'more sbatch options, such as "--constraint=cpu"')
+    directives: tuple[str, ...] = _key((), 'more sbatch options, such as "--partition=cpu" and "--account=ops"')
     interface: str = _key("", "network interface of the scheduler and workers, such as ib0")
     port: int = _key(0, "port of the scheduler; 0: any free port", low=0, high=65535)
     worker_python: str = _key(
@@ -153,22 +150,17 @@ class AdviceSection:
     risk: float = _key(
         0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
-    min_runs: int = _key(5, "runs that a memory bound needs; with fewer there is no advice", low=2)
+    min_runs: int = fixed(5, "runs that a memory bound needs: fewer say too little of their spread")
     history_days: int = _key(120, "age in days above which past jobs are ignored", low=1)
     headroom_mib: int = _key(
         1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
-    )
-    max_slowdown: float = _key(
-        1.5, "longest run time on a MIG slice to advise, as a multiple of that on a whole GPU", low=1, high=10
     )
 
 
 @dataclass(frozen=True)
 class Rolling:
     similarity: float = fixed(0.8, "smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)")
-    families: FamilyRule = _key(
-        "mask", "name families of the model's features; mask: same name without digits; levenshtein: similar names"
-    )
+    families: FamilyRule = fixed("mask", "same name without digits: better in trials than levenshtein, similar names")
 
 
 @dataclass(frozen=True)
@@ -245,7 +237,6 @@ class Mail:
         "/var/spool/almanac/ended", "folder that almanac-ended.sh writes to when a job ends; optional"
     )
     per_minute: int = _key(300, "most mails to the server within a minute", low=1)
-    per_user_hour: int = _key(20, "most mails to one user within an hour; the others wait", low=1)
 
 
 @dataclass(frozen=True)
@@ -253,9 +244,6 @@ class Packing:
     """Advice on jobs of one user that can share a GPU. The risk to run out of memory is [advice] risk."""
 
     advise: bool = _key(True, "say which of a user's jobs can share a GPU")
-    min_gain: float = _key(
-        1.15, "least work per GPU-hour, as a multiple of one job alone, that sharing must surely bring", low=1, high=4
-    )
 
 
 @dataclass(frozen=True)
@@ -286,7 +274,7 @@ class Config:
     filters: Filters = Filters()
     dask: Dask = Dask()
     advice: AdviceSection = AdviceSection()
-    rolling: Rolling = Rolling()
+    rolling: Rolling = fixed(Rolling(), "no file sets any of it")
     training: Training = Training()
     priority: Priority = Priority()  # noqa: RUF009 - frozen
     hooks: Hooks = Hooks()  # noqa: RUF009
@@ -298,12 +286,10 @@ class Config:
     mig: Mig = Mig()  # noqa: RUF009
     mig_raise: MigRaise = MigRaise()  # noqa: RUF009
     placement: Placement = Placement()  # noqa: RUF009
-    gpu_advice: GpuAdvice = GpuAdvice()  # noqa: RUF009
     packing: Packing = Packing()
     tiers: tuple[Tier, ...] = ()
     gpu_types: tuple[GpuType, ...] = ()
     node_sets: tuple[NodeSet, ...] = ()
     links: tuple[Link, ...] = ()
-    source: str = ""
-    removed: tuple[str, ...] = ()
-    """Keys of the file that are no longer settings (almanac.removed_keys)."""
+    source: str = fixed("", "path of the file")
+    removed: tuple[str, ...] = fixed((), "keys of the file that are no longer settings (almanac.removed_keys)")

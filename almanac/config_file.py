@@ -100,7 +100,7 @@ def _warn(text: str) -> None:
 def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     """A Config of parsed TOML. Raises ConfigError."""
     data, removed = without_removed(data)
-    sections = {f.name: type(f.default) for f in dataclasses.fields(Config) if f.name not in ("source", "removed")}
+    sections = {each.name: type(each.default) for each in keys_of(Config)}
     _refuse_unknown(data, list(sections), f"{where}: unknown section")
     values: dict[str, Any] = {}
     for name, content in data.items():

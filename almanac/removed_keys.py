@@ -74,10 +74,22 @@ REMOVED: dict[str, dict[str, str]] = {
         "metrics.window_alignment": "always utc",
         "metrics.imbalance_counter": "always gpu_util_pct",
         "metrics.spatial_method": "always means",
+        "slurm.window_hours": "always 24",
+        "prometheus.retries": "always 4",
+        "dask.partition": "--partition=... in dask.directives",
+        "dask.account": "--account=... in dask.directives",
+        "advice.min_runs": "always 5",
+        "advice.max_slowdown": "always 1.5",
+        "rolling.families": "always mask",
+        "packing.min_gain": "always 1.15",
+        "gpu_advice.min_gain": "always 0.15",
+        "mail.per_user_hour": "always 20",
+        "power.nodes_per_run": "always 20",
+        "mig.hours_between": "always 24",
     },
 }
 """What stands in the place of each key, by the release that removed it and the key."""
-_MOVED = {"dask.qos": ("directives", "--qos={}")}
+_MOVED = {f"dask.{name}": ("directives", f"--{name}={{}}") for name in ("qos", "partition", "account")}
 """Keys whose value still counts, as an entry of a list in the same section."""
 INSTEAD = {key: text for removed in REMOVED.values() for key, text in removed.items()}
 _SECTIONS = {key.partition(".")[0] for key in INSTEAD}
@@ -101,7 +113,7 @@ def _moved(section: str, content: dict[str, Any]) -> dict[str, Any]:
     """The keys of a section that take the values of removed ones. A value of a wrong type is left out."""
     changed: dict[str, Any] = {}
     for old, (key, form) in _MOVED.items():
-        value, present = content.get(old.removeprefix(f"{section}.")), content.get(key, [])
+        value, present = content.get(old.removeprefix(f"{section}.")), changed.get(key, content.get(key, []))
         if isinstance(value, str) and value and isinstance(present, list):
             changed[key] = [form.format(value), *present]
     return changed

@@ -18,6 +18,8 @@ MAX_COMPUTE_SLICES = 7
 """Of a MIG slice on any GPU."""
 MAX_WAIT_AGE_S = 600
 """Age in seconds above which published waits are not used: a queue changes within minutes."""
+MIN_TYPE_GAIN = 0.15
+"""Share of the time until the end that another GPU type must save: below it, the estimates are too rough for advice."""
 SITE = "_site"
 """In the place of a uid: the folder or file for everybody."""
 
@@ -135,12 +137,3 @@ class GpuType:
     def as_tier(self) -> Tier:
         """The type in the form that almanac.tiers rewrites requests for. It says nothing of memory."""
         return Tier(name=self.name, constraint=self.constraint, gres=self.gres, partition=self.partition)
-
-
-@dataclass(frozen=True)
-class GpuAdvice:
-    """Advice on GPU types at submission: which type ends a job first, from run times and current waits."""
-
-    min_gain: float = key(
-        0.15, "share of the time until the end that another type must save; below it there is no advice", low=0, high=1
-    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from almanac.submit_config import MIN_TYPE_GAIN
 from almanac.units import format_count, format_duration
 from cli.app import App
 from cli.output import json_text, progress, show_table
@@ -38,11 +39,10 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
         advance(0, 1, f"{format_count(len(jobs))} jobs")
         outcomes = replay_types(jobs, app.config, last)
     scores, advice = score_types(outcomes), score_advice(outcomes)
-    coverage, min_gain = COVERAGE, app.config.gpu_advice.min_gain
     if as_json:
         groups = [dataclasses.asdict(each) for each in scores]
         click.echo(
-            json_text({"cluster": store.cluster, "coverage": coverage, "min_gain": min_gain, "groups": groups,
+            json_text({"cluster": store.cluster, "coverage": COVERAGE, "min_gain": MIN_TYPE_GAIN, "groups": groups,
                        "advice": dataclasses.asdict(advice)})
         )  # fmt: skip
         return
@@ -50,8 +50,8 @@ def gpu_type(app: App, last: int, as_json: bool) -> None:
     if not outcomes:
         click.echo("nothing to score: no job family has runs on two GPU types")
         return
-    _show(scores, coverage)
-    _show_advice(advice, min_gain)
+    _show(scores, COVERAGE)
+    _show_advice(advice)
 
 
 def _show(scores: list[TypeScores], coverage: float) -> None:
@@ -67,8 +67,8 @@ def _show(scores: list[TypeScores], coverage: float) -> None:
     show_table(columns, rows, right=columns[1:])
 
 
-def _show_advice(advice: AdviceScores, min_gain: float) -> None:
-    click.echo(f"\nadvice, as at submission (another type must save {min_gain:.0%} of the time until the end)")
+def _show_advice(advice: AdviceScores) -> None:
+    click.echo(f"\nadvice, as at submission (another type must save {MIN_TYPE_GAIN:.0%} of the time until the end)")
     for name, number in (("another type", advice.other), ("the type used", advice.kept), ("silent", advice.silent)):
         click.echo(f"  {name:14} {format_count(number):>8}  {number / advice.jobs:5.1%}")
     if advice.wait_error_s is not None:

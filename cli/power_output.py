@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 MOST_NAMES = 200
-_STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above nodes_per_run"
+_STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above 20 in a run"
 
 
 def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: PowerMode | None, as_json: bool) -> None:

@@ -72,7 +72,7 @@ TASKS = {
         Task("summarize", "almanac summarize", 30, 7, 360),
         Task("train", "almanac train", 1440, 270, 360),
         Task("publish", "almanac publish", 30, 15, 60),
-        # Waits are used for [gpu_advice] max_age_s: 10 minutes.
+        # Waits are used for MAX_WAIT_AGE_S: 10 minutes.
         Task("waits", "almanac waits --publish", 2, 0, 5),
         # In the minute after publish and waits.
         Task("distribute", "almanac-distribute", 2, 1, 15),

@@ -36,7 +36,7 @@ def configuration() -> str:
         "valid key. Root uses only a file that [no other user can change](admin.md#files-that-root-trusts). "
         "[Glossary](glossary.md).\n",
     ]
-    for section in dataclasses.fields(Config):
+    for section in keys_of(Config):
         if dataclasses.is_dataclass(section.default):
             lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
     for name, table, number in (

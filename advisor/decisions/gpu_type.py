@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from advisor.waits.view import TypeWait
-from almanac.submit_config import MAX_WAIT_AGE_S, GpuAdvice
+from almanac.submit_config import MAX_WAIT_AGE_S, MIN_TYPE_GAIN
 from almanac.units import format_duration
 
 MEASURED = "own runs"
@@ -54,7 +54,7 @@ class GpuTypeRules:
     """now_s: unix seconds. min_gain: share of the time until the end; max_age_s: of a wait."""
 
     now_s: int
-    min_gain: float = GpuAdvice.min_gain
+    min_gain: float = MIN_TYPE_GAIN
     max_age_s: int = MAX_WAIT_AGE_S
 
 

@@ -41,7 +41,6 @@ def decide_memory(
         config.advice.headroom_mib,
         ran_out_mib,
         slower,
-        config.advice.max_slowdown,
     )
     if tier.reason == NO_EVIDENCE and not tier.note:
         reason: TierReason = PAUSED if bounded.why_not == memory_bound.PAUSED else NO_EVIDENCE

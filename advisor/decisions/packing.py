@@ -102,6 +102,7 @@ class PackingFamily:
 class PackingRules:
     """risk: that the jobs together exceed the memory. context_mib: of each task's CUDA context.
 
+    min_gain: least work per GPU-hour, as a multiple of one job alone, that sharing must surely bring.
     most_gpus: of a job; almanac-pack gives each task one GPU.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from almanac.config import AdviceSection, Tier
+from almanac.config import Tier
 from almanac.records import MemoryBound, Request, TierAdvice, TierReason
 from almanac.tiers import names_any_tier, requested_tier, rewrite
 
@@ -25,7 +25,8 @@ NAME_IT: Final = "name it"
 NOT_REWRITABLE: Final = "not rewritable"
 
 NO_SLOW_DOWNS: Final[Mapping[str, float]] = MappingProxyType({})
-MAX_SLOWDOWN: Final = AdviceSection().max_slowdown
+MAX_SLOWDOWN: Final = 1.5
+"""Longest run time on a MIG slice to advise, as a multiple of that on a whole GPU (almanac's own choice)."""
 ONE_GPU: Final = "MIG slices are for jobs of one GPU on one node"
 
 
@@ -36,13 +37,12 @@ def decide_tier(
     headroom_mib: float,
     ran_out_mib: float | None = None,
     slow_downs: Mapping[str, float] = NO_SLOW_DOWNS,
-    max_slowdown: float = MAX_SLOWDOWN,
 ) -> TierAdvice:
     """The tier to ask for, or why there is no advice; `reason` is one of this module's constants.
 
     Of the tiers that hold the bound, the one with the least memory is advised, then the one with the least compute;
     of equal ones the requested one, then the first by name. A MIG slice is advised only to a job of one GPU, and only
-    where its slow-down is known and at most max_slowdown, or where it is no smaller than the slice requested.
+    where its slow-down is known and at most MAX_SLOWDOWN, or where it is no smaller than the slice requested.
     ran_out_mib: the capacity at which past runs seem to have run out of memory. Without a bound, the next larger tier
     is advised. slow_downs: by name of a slice tier, the run time there as a multiple of that on a whole GPU.
     """
@@ -57,7 +57,7 @@ def decide_tier(
         holding = [tier for tier in tiers if ran_out_mib is not None and tier.capacity_mib > ran_out_mib]
     if not holding:
         return TierAdvice(None, NONE_LARGE_ENOUGH, requested_tier=asked_name)
-    allowed = [tier for tier in holding if _is_allowed(tier, request, asked, slow_downs.get(tier.name), max_slowdown)]
+    allowed = [tier for tier in holding if _is_allowed(tier, request, asked, slow_downs.get(tier.name))]
     if not allowed:
         why = why_no_slice(request, holding, slow_downs) or ONE_GPU
         return TierAdvice(None, NO_EVIDENCE, requested_tier=asked_name, note=why)
@@ -74,12 +74,12 @@ def decide_tier(
     )
 
 
-def _is_allowed(tier: Tier, request: Request, asked: Tier | None, slow_down: float | None, max_slowdown: float) -> bool:
+def _is_allowed(tier: Tier, request: Request, asked: Tier | None, slow_down: float | None) -> bool:
     """Whether the tier can be advised as far as its compute goes. To stay where one is needs no evidence."""
     if not tier.is_slice:
         return True
     if slow_down is not None and request.is_one_gpu:
-        return slow_down <= max_slowdown
+        return slow_down <= MAX_SLOWDOWN
     if asked is None or not asked.is_slice:
         return False
     is_no_smaller = tier.compute_slices >= asked.compute_slices and tier.capacity_mib >= asked.capacity_mib

@@ -150,7 +150,7 @@ def _outcome(
     run_s = math.exp(run.log_s) if run is not None and run.log_s == run.log_s else math.nan
     waits = {each.gpu_type: queues.wait_s(each.gpu_type, key.gpu_count, submit_s) for each in told}
     low_s, high_s = own.next_run(coverage) if own else (math.nan, math.nan)
-    rules = GpuTypeRules(int(submit_s), config.gpu_advice.min_gain)
+    rules = GpuTypeRules(int(submit_s))
     advice, won_s = _advice(told, waits, used, rules, float(times[4]) if times[4] > 0 else None)
     return TypeOutcome(
         submit_s=int(submit_s),

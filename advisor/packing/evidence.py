@@ -35,12 +35,7 @@ _BUSY = 0.01
 
 def rules_of(config: Config) -> PackingRules:
     """The rules that a site has configured; the risk is that of memory bounds."""
-    packing, advice = config.packing, config.advice
-    return PackingRules(
-        risk=advice.risk,
-        headroom_mib=advice.headroom_mib,
-        min_gain=packing.min_gain,
-    )
+    return PackingRules(risk=config.advice.risk, headroom_mib=config.advice.headroom_mib)
 
 
 def packing_families(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from telemetry.slurm.spool import Spool
     from telemetry.store.cluster_store import ClusterStore
 
+PER_USER_HOUR = 20
+"""More mails in an hour tell a user nothing that one digest does not."""
 ReadSource = Callable[[SourceName], None]
 """Reads one configured source (by name) into the store, from where it was read last. Raises AlmanacError."""
 
@@ -95,13 +97,13 @@ class MailSite:
         return outbox.told_since(self.clock() - TOLD_S, self.store.cluster)
 
     def mails_left(self, outbox: Outbox) -> Callable[[str], int]:
-        """How many mails each user may still get within mail.per_user_hour.
+        """How many mails each user may still get within an hour.
 
         The mails of the last hour and the queued mails together never exceed it, so no hour has more mails, even after
         the server was down. Weekly digests come on top: one a week.
         """
         used = outbox.mails_since(self.clock() - 3599)
-        return lambda user: self.config.mail.per_user_hour - used[user]
+        return lambda user: PER_USER_HOUR - used[user]
 
 
 def spool_of(config: Config, store_root: Path, cluster: str) -> Spool:

@@ -51,7 +51,7 @@ def gather(queue: LiveQueue, nodes: Sequence[Node], durations: Durations, config
     found = estimate_waits(view)
     waits = tuple((size, wait) for (_, size), wait in sorted(found.items()))
     return GatheredWaits(
-        WaitsFile(now_s, types, waits, config.gpu_advice.min_gain),
+        WaitsFile(now_s, types, waits),
         running=len(view.running),
         waiting=sum(job.count for job in view.waiting),
         unreadable=queue.unreadable,

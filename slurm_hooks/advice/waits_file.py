@@ -2,7 +2,7 @@
 
     almanac-waits  1
     as_of          1795256100            s since 1970: time of the snapshot of the queue
-    limits         0.15  600             least gain, greatest age in s ([gpu_advice])
+    limits         0.15  600             least gain, greatest age in s
     T  a100  gres  a100                  a type: name, kind and text of its selector
     W  a100  4  300  0  4200             a wait: type, GPUs, seconds, low, high
     end            2                     the number of rows T and W
@@ -25,7 +25,7 @@ from typing import cast, get_args
 
 from advisor.waits.view import TypeWait
 from almanac.errors import FileFormatError
-from almanac.submit_config import MAX_WAIT_AGE_S, SITE, GpuAdvice, GpuType, TierKind
+from almanac.submit_config import MAX_WAIT_AGE_S, MIN_TYPE_GAIN, SITE, GpuType, TierKind
 
 NAME = "waits"
 MAX_BYTES = 65_536
@@ -40,12 +40,12 @@ _END = re.compile(rf"end\t({_INT})")
 
 @dataclass(frozen=True)
 class WaitsFile:
-    """waits: number of GPUs and the wait, by type and then number. min_gain: as of [gpu_advice]."""
+    """waits: number of GPUs and the wait, by type and then number."""
 
     as_of_s: int
     types: tuple[GpuType, ...]
     waits: tuple[tuple[int, TypeWait], ...]
-    min_gain: float = GpuAdvice.min_gain
+    min_gain: float = MIN_TYPE_GAIN
     max_age_s: int = MAX_WAIT_AGE_S
 
     def is_fresh(self, now_s: int) -> bool:

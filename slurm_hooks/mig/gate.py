@@ -11,6 +11,8 @@ from telemetry.slurm import node_states
 from telemetry.slurm.backend import Node
 
 HAS_A_JOB = "it has a job"
+PAUSE_S = 86_400
+"""Between two changes of one node: demand differs by the hour, and each change drains the node."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,6 @@ class Surroundings:
     under_change: Collection[str] = ()
     changed_s: Mapping[str, int] = field(default_factory=dict)
     wanted: Collection[str] = ()
-    pause_s: float = 86400.0
 
 
 def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int, may_be_busy: bool = False) -> str:
@@ -36,7 +37,7 @@ def refusal(node: Node, nodes: Sequence[Node], around: Surroundings, now_s: int,
     checks = (
         (node.name not in around.managed, "it is not in mig.nodes, or it is excluded"),
         (node.name in around.under_change, "it is under change already"),
-        (changed_s is not None and now_s - changed_s < around.pause_s, "it was changed within mig.hours_between"),
+        (changed_s is not None and now_s - changed_s < PAUSE_S, "it was changed within a day"),
         (node.name in around.busy and not may_be_busy, HAS_A_JOB),
         (node.name in around.reserved or bool(node.reservation), "it is reserved, or soon will be"),
         (not is_free and not (may_be_busy and is_in_service(node)), f"it is {'+'.join(sorted(node.states))}"),

@@ -106,7 +106,6 @@ class MigPlanner:
             under_change=state.changes.keys(),
             changed_s=state.changed_s,
             wanted=demand.types,
-            pause_s=self.settings.config.hours_between * 3600,
         )
 
     def _row(self, name: str, view: SlurmView, around: Surroundings, now_s: int) -> NodeRow:

@@ -435,7 +435,6 @@ class MigRun:
             under_change={name for name in self.state.changes if name != own},
             changed_s=self.state.changed_s,
             wanted=self.wanted,
-            pause_s=self.settings.config.hours_between * 3600,
         )
 
     def _put(self, change: NodeChange) -> None:

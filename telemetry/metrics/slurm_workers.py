@@ -94,7 +94,7 @@ class SlurmWorkers(Workers):
             return f"{seen}; squeue: {error}", "check that slurmctld answers"
         shown = "; ".join(queue) or "none in the queue"
         if not any(" RUNNING " in job for job in queue):
-            hint = "run `squeue --start` to see when they can run; check partition, account, and walltime in [dask]"
+            hint = "run `squeue --start` to see when they can run; check directives and walltime in [dask]"
         else:
             hint = f"their nodes must reach {self._cluster.scheduler_address}: check dask.interface"
         if said := _last_words(self._folder):
@@ -132,7 +132,7 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
 
 def _check_words(section: Dask, shared: Path) -> None:
     """Raise ConfigError for a value that dask-jobqueue would put into the job's script as more than one word."""
-    values = {name: getattr(section, name) for name in ("partition", "account", "walltime", "interface")}
+    values = {name: getattr(section, name) for name in ("walltime", "interface")}
     values |= {"worker_python": section.worker_python, "shared_directory": str(shared)}
     for name, value in values.items():
         if not re.fullmatch(r"[\w@%+=:,./~${}-]*", value, re.ASCII):
@@ -156,8 +156,6 @@ def _settings(section: Dask, name: str, folder: Path, bin_dir: str) -> dict[str,
         "cores": section.cores,
         "processes": section.cores,
         "memory": f"{section.cores * section.memory_gib}GiB",
-        "queue": section.partition or None,
-        "account": section.account or None,
         "walltime": section.walltime or None,
         "job_extra_directives": list(section.directives) or None,
         "interface": section.interface or None,
@@ -230,7 +228,7 @@ def _rehearse(script: str, runner: Runner, folder: Path) -> None:
         except CommandError as error:
             raise CommandError(
                 f"Slurm refused the workers' jobs: {error}",
-                "correct partition, account, or cores in [dask]",
+                "correct directives or cores in [dask]",
             ) from error
 
 

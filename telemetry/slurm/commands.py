@@ -95,7 +95,7 @@ class SlurmCommands:
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror}", "correct slurm.bin_dir") from error
         except ValueError as error:
-            hint = "lower slurm.window_hours" if argv[0] == "sacct" else f"run {argv[0]} yourself to see what it prints"
+            hint = f"run {argv[0]} yourself to see what it prints"
             raise CommandError(f"{' '.join(argv)} {error}", hint) from error
 
     def _program(self, argv: Sequence[str]) -> str:

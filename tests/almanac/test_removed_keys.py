@@ -18,7 +18,7 @@ from almanac.submit_config import keys_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 EVERY_KEY = FIXTURES / "keys-436059fc.toml"
-SECTIONS = [field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default)]
+SECTIONS = [field.name for field in keys_of(Config) if dataclasses.is_dataclass(field.default)]
 
 
 def test_a_file_with_every_earlier_key_is_read_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -117,8 +117,8 @@ def test_the_store_gives_jobs_too(site: tuple[Path, Path], tmp_path: Path) -> No
 
 
 def test_nodes_power_down_as_the_configuration_limits_them(site: tuple[Path, Path], tmp_path: Path) -> None:
-    """Nodes that stay on for 6 hours after their work, one a run, sleep less; nothing else changes."""
-    (tmp_path / "slow.toml").write_text(CONFIG.replace("[cost]", "nodes_per_run = 1\ncooldown_s = 21600\n[cost]"))
+    """Nodes that stay on for 6 hours after their work sleep less; nothing else changes."""
+    (tmp_path / "slow.toml").write_text(CONFIG.replace("[cost]", "cooldown_s = 21600\n[cost]"))
     asleep = []
     for config in (site[0], tmp_path / "slow.toml"):
         found = json.loads(called("--json", config=config, store=site[1]).stdout)

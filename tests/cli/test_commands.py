@@ -177,9 +177,12 @@ def test_an_empty_store_is_named_and_slurm_is_not_asked(site: CommandLine, tmp_p
     assert "holds no jobs yet" in done.stderr
 
 
-def test_ingest_without_servers_says_what_was_tried(site: CommandLine, tmp_path: Any) -> None:
+def test_ingest_without_servers_says_what_was_tried(
+    site: CommandLine, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "almanac.toml"
-    config.write_text('[slurm]\nbin_dir = "/nonexistent"\n[prometheus]\nurl = "http://127.0.0.1:9"\nretries = 0\n')
+    config.write_text('[slurm]\nbin_dir = "/nonexistent"\n[prometheus]\nurl = "http://127.0.0.1:9"\n')
+    monkeypatch.setattr("telemetry.sources.prometheus_server._FIRST_WAIT_S", 0)
     done = site.raw("--config", str(config), "--store", str(tmp_path / "s"), "-M", "c", "ingest")
     assert done.returncode == 5
     assert "sacct was not found in /nonexistent" in done.stderr

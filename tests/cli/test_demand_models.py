@@ -137,10 +137,10 @@ def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest
         raise ValueError("enough")
 
     monkeypatch.setattr("advisor.demand.training.train_demand", watched)
-    app = make(place, SETS + "[power]\nboot_min = 9\nnodes_per_run = 3\ncooldown_s = 7200\n")
+    app = make(place, SETS + "[power]\nboot_min = 9\ncooldown_s = 7200\n")
     [outcome] = train_demand_models(app, app.open_store().of("c"))
     assert "enough" in outcome["fault"]
-    assert seen == [Plant(boot_min=9, nodes_per_run=3, cooldown_steps=12)]
+    assert seen == [Plant(boot_min=9, cooldown_steps=12)]
 
 
 def test_too_little_data_is_said_and_stops_no_other_training(site: CommandLine) -> None:

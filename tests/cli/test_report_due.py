@@ -182,8 +182,10 @@ def test_a_comment_that_accounting_has_not_told_yet_is_waited_for(site: Site, mo
     assert site.jobs_told == ["3"]
 
 
-def test_who_got_enough_mail_is_told_of_the_rest_in_one(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    site.change("mail", per_user_hour=2)
+def test_who_got_enough_mail_is_told_of_the_rest_in_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("reports.mail.mail_site.PER_USER_HOUR", 2)
     for number in (2, 3):
         site.ends(number, NOW_S + 60)
     site.ingest()
@@ -204,7 +206,7 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(site: Site, capsys: pyte
 
 
 def test_who_got_enough_mail_keeps_nobody_elses_from_a_full_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.change("mail", per_user_hour=1)
+    monkeypatch.setattr("reports.mail.mail_site.PER_USER_HOUR", 1)
     site.ends(2, NOW_S + 60)
     site.ingest()
     site.due()
@@ -265,8 +267,9 @@ def test_useful_mail_is_about_failures_and_news_and_the_week_has_the_rest(
     assert "3 jobs" in site.got[-2][1] + site.got[-1][1], "with job 1, which ended before mail was on"
 
 
-def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:
-    site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
+def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.change("prometheus", url="http://127.0.0.1:9", timeout_s=1)
+    monkeypatch.setattr("telemetry.sources.prometheus_server._FIRST_WAIT_S", 0)
     site.store.of(CLUSTER).set_watermark("prometheus", NOW_S)
     for number, user in ((2, "ann"), (3, "bob"), (4, "eve")):
         site.ends(number, NOW_S + 60 + number, user=user)
@@ -278,8 +281,9 @@ def test_prometheus_is_asked_once_for_all_jobs_of_a_run(site: Site) -> None:
     assert site.due().looks == {}, "nothing new can be had yet"
 
 
-def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site) -> None:
-    site.change("prometheus", url="http://127.0.0.1:9", retries=0, timeout_s=1)
+def test_a_report_waits_for_telemetry_and_then_goes_without(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.change("prometheus", url="http://127.0.0.1:9", timeout_s=1)
+    monkeypatch.setattr("telemetry.sources.prometheus_server._FIRST_WAIT_S", 0)
     site.store.of(CLUSTER).set_watermark("prometheus", NOW_S)
     site.ends(2, NOW_S + 60)
     site.ingest()

@@ -166,9 +166,11 @@ def test_after_a_clock_that_was_ahead_mail_goes_on(site: Site) -> None:
     assert site.jobs_told == ["2", "3"]
 
 
-def test_after_a_run_with_a_clock_a_year_ahead_no_mail_waits_for_a_year(site: Site) -> None:
+def test_after_a_run_with_a_clock_a_year_ahead_no_mail_waits_for_a_year(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Marks, and times of tries and of sent mail: each would keep mail back as long."""
-    site.change("mail", per_user_hour=1)
+    monkeypatch.setattr("reports.mail.mail_site.PER_USER_HOUR", 1)
     site.ends(2, NOW_S + 60)
     site.ends(3, NOW_S + 60, user="bob")
     site.ingest()

@@ -29,7 +29,6 @@ CONFIG = """
 [prometheus]
 url = "{url}"
 delay_s = 0
-retries = 1
 lookback_days = 1
 [bindings]
 prolog_dir = "{prolog_dir}"

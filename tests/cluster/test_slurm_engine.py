@@ -49,7 +49,7 @@ threads = 1
 jobs = 2
 cores = 2
 memory_gib = 0.5
-partition = "hbm80"
+directives = ["--partition=hbm80"]
 walltime = "00:10:00"
 """
 

@@ -28,6 +28,7 @@ from reports.mail.due import (
     leave_for_later,
 )
 from reports.mail.ended import ReportCandidate
+from reports.mail.mail_site import PER_USER_HOUR
 from reports.mail.outbox import EndedRun, Outbox
 
 CONFIG = Mail(min_elapsed_s=60, family_wait_min=0)
@@ -165,29 +166,29 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
     assert told == sizes
 
 
-def mails_left(outbox: Outbox, config: Mail, now_s: int) -> Callable[[str], int]:
+def mails_left(outbox: Outbox, most: int, now_s: int) -> Callable[[str], int]:
     used = outbox.mails_since(now_s - HOUR_S + 1)
-    return lambda user: config.per_user_hour - used[user]
+    return lambda user: most - used[user]
 
 
-def mails_now(outbox: Outbox, config: Mail, now_s: int) -> list[tuple[EndedRun, ...]]:
+def mails_now(outbox: Outbox, most: int, now_s: int) -> list[tuple[EndedRun, ...]]:
     plan = DuePlan(ready=[ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")])
-    left = mails_left(outbox, config, now_s)
+    left = mails_left(outbox, most, now_s)
     leave_for_later(plan, left)
-    return group_into_mails(plan.ready, config, left)
+    return group_into_mails(plan.ready, CONFIG, left)
 
 
 @pytest.mark.parametrize(("gap_s", "most_mails"), [(30, 20), (90, 20), (240, 15)])
 def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: int, most_mails: int) -> None:
     """A job ends every so often for nine hours: all are told, soon, and no hour has more mails than it may."""
-    config, end_s = replace(CONFIG, per_user_hour=20), NOW_S + 9 * HOUR_S
+    end_s = NOW_S + 9 * HOUR_S
     told: list[int] = []
     at_s: list[int] = []
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
             ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
             outbox.notice([run(each_s, end_s=each_s) for each_s in ends])
-            for runs in mails_now(outbox, config, now_s):
+            for runs in mails_now(outbox, PER_USER_HOUR, now_s):
                 mail = message(len(at_s), *runs)
                 outbox.put(mail, now_s)
                 outbox.sent(mail, now_s)
@@ -200,7 +201,7 @@ def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: i
 @pytest.mark.parametrize("seed", range(3))
 def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, seed: int) -> None:
     """The limit applies when mails are queued. It holds for the hour after an outage, too, and all runs are told."""
-    config, chance, end_s = replace(CONFIG, per_user_hour=5), random.Random(seed), NOW_S + 10 * HOUR_S
+    chance, end_s = random.Random(seed), NOW_S + 10 * HOUR_S
     told, at_s, is_up, change_s = list[int](), list[int](), False, NOW_S
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         for now_s in range(NOW_S, end_s + 3 * HOUR_S, 60):
@@ -209,7 +210,7 @@ def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, s
             if now_s < end_s:
                 first = now_s * 10
                 outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))])
-            for runs in mails_now(outbox, config, now_s):
+            for runs in mails_now(outbox, 5, now_s):
                 outbox.put(message(runs[0].job_id, *runs), now_s)
             for mail in outbox.ready(now_s, 100) if is_up else ():
                 outbox.sent(mail, now_s)
@@ -222,16 +223,15 @@ def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, s
 
 def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
     """The server is away: the queue of a user does not grow beyond what an hour allows."""
-    config = replace(CONFIG, per_user_hour=3, storm=2)
     with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
         outbox.put(message(1), NOW_S)
         outbox.sent(message(1), NOW_S)
         outbox.put(message(2), NOW_S)
-        assert mails_left(outbox, config, NOW_S + 60)("ann") == 1
+        assert mails_left(outbox, 3, NOW_S + 60)("ann") == 1
         outbox.put(message(3), NOW_S + 60)
-        full = mails_left(outbox, config, NOW_S + 120)
+        full = mails_left(outbox, 3, NOW_S + 120)
         assert (full("ann"), full("bob")) == (0, 3)
-        assert mails_left(outbox, config, NOW_S + HOUR_S)("ann") == 1
+        assert mails_left(outbox, 3, NOW_S + HOUR_S)("ann") == 1
 
 
 @pytest.mark.parametrize(("left", "mails"), [(3, 2), (2, 2), (1, 1)])

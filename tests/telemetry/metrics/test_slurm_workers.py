@@ -35,10 +35,8 @@ def test_the_job_is_as_configured(tmp_path: Path) -> None:
     section = Dask(
         cores=6,
         memory_gib=1.5,
-        partition="cpu",
-        account="ops",
         walltime="00:45:00",
-        directives=("--qos=low", "--constraint=a&b", "--exclusive"),
+        directives=("--partition=cpu", "--qos=low", "--constraint=a&b", "--exclusive"),
         interface="lo",
         worker_python="/shared/venv/bin/python",
     )
@@ -47,7 +45,7 @@ def test_the_job_is_as_configured(tmp_path: Path) -> None:
         assert workers.client.nthreads() == {}
     lines = slurm.script.splitlines()
     options = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")}
-    assert {"-p cpu", "-A ops", "-t 00:45:00", "--qos=low", "--constraint=a&b", "--exclusive"} <= options
+    assert {"-t 00:45:00", "--partition=cpu", "--qos=low", "--constraint=a&b", "--exclusive"} <= options
     assert {"-n 1", "--cpus-per-task=6", "--mem=9G"} <= options
     [command] = [line for line in lines if "distributed.cli.dask_worker" in line]
     assert command.startswith("/shared/venv/bin/python -P -m distributed.cli.dask_worker tls://127.0.0.1:")
@@ -88,8 +86,8 @@ def test_a_refusal_of_slurm_is_told_before_anything_is_started(tmp_path: Path) -
 @pytest.mark.parametrize(
     "settings",
     [
-        {"partition": "cpu\n#SBATCH --uid=0"},
-        {"account": "a b"},
+        {"walltime": "1\n#SBATCH --uid=0"},
+        {"interface": "a b"},
         {"worker_python": "/bin/sh;id"},
         {"directives": ("--exclusive\nid",)},
     ],
