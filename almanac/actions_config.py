@@ -61,7 +61,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Mig:
-    """Layouts of MIG slices. almanac changes only the nodes named here, one at a time unless you allow more."""
+    """Layouts of MIG slices. almanac changes only the nodes named here, one at a time."""
 
     mode: MigMode = key("observe", "off; observe: only log plans; apply: drain free nodes and change their layout")
     nodes: tuple[str, ...] = key(
@@ -72,7 +72,6 @@ class Mig:
         (), 'GRES types of whole GPUs, each "MODEL=TYPE"; without one: the model\'s first part, such as a100'
     )
     slice_type: str = key("{profile}", "GRES type of a slice, where {profile} is NVIDIA's name, such as 1g.10gb")
-    nodes_at_once: int = key(1, "most nodes under change at the same time", low=1, high=1000)
     drain_busy: bool = key(
         False, "also drain busy nodes whose change is worth the wait, and change them when their last job has ended"
     )

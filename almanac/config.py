@@ -25,7 +25,6 @@ from almanac.submit_config import key as _key
 
 BackendName = Literal["commands", "pyslurm"]
 ExporterName = Literal["dcgm", "jobstats"]
-FamilyRule = Literal["mask", "levenshtein"]
 Predictor = Literal["almanac", "helios"]
 MailSecurity = Literal["none", "starttls", "tls"]
 MailFrequency = Literal["every", "useful", "digest", "off"]
@@ -151,7 +150,7 @@ class AdviceSection:
         0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
     min_runs: int = fixed(5, "runs that a memory bound needs: fewer say too little of their spread")
-    history_days: int = _key(120, "age in days above which past jobs are ignored", low=1)
+    history_days: int = fixed(120, "age in days above which past jobs are ignored: users change what they run")
     headroom_mib: int = _key(
         1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
     )
@@ -160,7 +159,6 @@ class AdviceSection:
 @dataclass(frozen=True)
 class Rolling:
     similarity: float = fixed(0.8, "smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)")
-    families: FamilyRule = fixed("mask", "same name without digits: better in trials than levenshtein, similar names")
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ REMOVED: dict[str, dict[str, str]] = {
         "mail.per_user_hour": "always 20",
         "power.nodes_per_run": "always 20",
         "mig.hours_between": "always 24",
+        "mig.nodes_at_once": "always 1",
+        "advice.history_days": "always 120",
     },
 }
 """What stands in the place of each key, by the release that removed it and the key."""

@@ -35,7 +35,6 @@ from telemetry.store.store import Store
 SAME_JOB = "same job last 5 median"
 FOREVER = 2**40
 BATCH, SINGLE = 10_000, 300
-SIMILARITIES = (0.9, 0.8, 0.6)
 
 
 def durations(config: Config, folder: Path) -> list[Figure]:
@@ -62,7 +61,6 @@ def durations(config: Config, folder: Path) -> list[Figure]:
         if goal:
             figures += times(name, history, config)
         if name == "mason":
-            figures += clustered(history, config)
             figures += cost(read_trace(path), folder)
     return figures
 
@@ -77,18 +75,6 @@ def _intervals(name: str, result: Evaluation) -> list[Figure]:
         at_least(f"{name}: share within the interval, worst quarter", least, 0.72),
         Figure(f"{name}: share of intervals that are told", result.told),
     ]
-
-
-def clustered(history: pd.DataFrame, config: Config) -> list[Figure]:
-    """The same trace with Levenshtein clusters of the masked names in place of the mask."""
-    figures = []
-    for similarity in SIMILARITIES:
-        rolling = dataclasses.replace(config.rolling, families="levenshtein", similarity=similarity)
-        scores = evaluate(history, dataclasses.replace(config, rolling=rolling)).all
-        name = f"mason, clusters of similarity {similarity}"
-        figures.append(Figure(f"{name}: Spearman, ranking value", scores["ranking"].spearman))
-        figures.append(Figure(f"{name}: median |log error|", scores["almanac"].median_abs_log_error))
-    return figures
 
 
 def _table(name: str, result: Evaluation) -> list[Figure]:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.duration.families import NameFamilies
 from advisor.duration.features import (
     ENDED,
     ROUND_S,
@@ -132,10 +131,8 @@ def _spread(values: Sequence[float]) -> float:
 class JobHistory:
     """The jobs that have started and ended so far, as features of the next submission see them."""
 
-    def __init__(self, families: NameFamilies | None = None) -> None:
-        """families: None for those of the name's mask."""
+    def __init__(self) -> None:
         self._groups: defaultdict[tuple[object, ...], _Group] = defaultdict(_Group)
-        self._families = families
 
     def start(self, job: Submission, start_s: int) -> None:
         for group in self._groups_of(job):
@@ -175,19 +172,14 @@ class JobHistory:
     def features(self, job: Submission) -> tuple[float, ...]:
         """In the order of NUMBERS; NaN where nothing is known."""
         values = [*_requested(job)]
-        family = self._families.find(job.user, job.name_key) if self._families else job.name_key
-        for key in _groups(job.user, family, job.shape, job.time_limit_s, job.is_scheduled):
+        for key in _groups(job.user, job.name_key, job.shape, job.time_limit_s, job.is_scheduled):
             group = self._groups.get(key)
             values.extend(group.features(job.submit_s) if group else _NONE_ENDED + _NONE_RUNNING)
         return tuple(values)
 
     def _groups_of(self, job: Submission) -> list[_Group]:
-        keys = self._keys(job.user, job.name_key, job.shape, job.time_limit_s, job.is_scheduled)
+        keys = _groups(job.user, job.name_key, job.shape, job.time_limit_s, job.is_scheduled)
         return [self._groups[key] for key in keys]
-
-    def _keys(self, user: str, name: str, shape: Shape, time_limit_s: float, is_scheduled: bool) -> Keys:
-        family = self._families.join(user, name) if self._families else name
-        return _groups(user, family, shape, time_limit_s, is_scheduled)
 
     def _kinds(self, ended: pd.DataFrame) -> tuple[npt.NDArray[np.intp], list[Keys]]:
         """A number for each row, in the order in which they first appear, and the keys of the groups of each number."""
@@ -205,7 +197,7 @@ class JobHistory:
         users, names = (texts_of(rows[name]) for name in _OF_GROUPS[:2])
         shapes = zip(*(rows[name].fillna(0).astype("int64").tolist() for name in _OF_GROUPS[2:5]), strict=True)
         limits = rows["time_limit_s"].astype("float64").tolist()
-        return kinds, list(map(self._keys, users, names, shapes, limits, is_scheduled[first].tolist()))
+        return kinds, list(map(_groups, users, names, shapes, limits, is_scheduled[first].tolist()))
 
 
 def _numbered(keys: Iterable[Hashable]) -> tuple[npt.NDArray[np.intp], list[Hashable]]:

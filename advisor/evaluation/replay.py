@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.duration.families import NameFamilies
 from advisor.duration.features import (
     HISTORY_COLUMNS,
     NUMBERS,
@@ -82,8 +81,7 @@ class SiteHistory:
 
     def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
-        families = NameFamilies(config.similarity) if config.families == "levenshtein" else None
-        self._past, self._rolling = JobHistory(families), RollingEstimator(config, site)
+        self._past, self._rolling = JobHistory(), RollingEstimator(config, site)
 
     def observe(self, event: Event, job: Submission, start_s: float, ended: EndedJob | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
@@ -112,8 +110,7 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     ended, times = ended_jobs(history, jobs), event_times(history)
     wanted = np.arange(len(jobs)) if rows is None else np.unique(np.arange(len(jobs))[rows])
     times[Event.SUBMIT, np.setdiff1d(np.arange(len(jobs)), wanted)] = math.nan
-    if config.families == "mask":
-        times[Event.START, ~_is_met(history, times, wanted)] = math.nan
+    times[Event.START, ~_is_met(history, times, wanted)] = math.nan
     starts = times[Event.START].tolist()
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
@@ -202,9 +199,6 @@ def _history_at(
 ) -> tuple[SiteHistory, pd.DataFrame]:
     """(the history up to asked_s; the rows that are left to observe)."""
     observed, is_over = SiteHistory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
-    if config.families != "mask":
-        # Names join families in the order of starts and ends.
-        return observed, own.reset_index(drop=True)
     rows = np.flatnonzero(is_over & has_ended(own))
     order = np.lexsort([own[name].to_numpy()[rows] for name in ("submit_s", "job_id", "end_s")])
     observed.absorb_all(own.iloc[rows[order]])

@@ -18,7 +18,7 @@ from telemetry.store.cluster_store import ClusterStore
 
 
 def learn_site_speeds(jobs: pd.DataFrame, config: Config, now_s: int) -> SpeedTable:
-    """From `load_speed_runs` of everybody: the jobs of the last advice.history_days that ended before now_s. Pure."""
+    """From `load_speed_runs` of everybody: the jobs of the last 120 days that ended before now_s. Pure."""
     known = known_runs(jobs, config, now_s)
     types = learn_types(known, config.tiers)
     return learn_speeds(families_of(runs_of(known, types)), types)

@@ -93,8 +93,8 @@ class MigRun:
             return
         view = self.slurm.view(self._now_s())
         for each in changes:
-            if not is_patient and self._number_under_change() >= self.settings.config.nodes_at_once:
-                self._refuse([each], "mig.nodes_at_once nodes are under change")
+            if not is_patient and self._is_one_under_change():
+                self._refuse([each], "another node is under change")
             elif why := self._why_not(each, view, is_patient):
                 self._refuse([each], why)
             else:
@@ -146,9 +146,9 @@ class MigRun:
             if not ((each.fault or each.waits_for_jobs) and name in self.outcomes)
         ]
 
-    def _number_under_change(self, other_than: str = "") -> int:
-        """Of nodes that do more than to wait for their jobs."""
-        return sum(name != other_than and not each.waits_for_jobs for name, each in self.state.changes.items())
+    def _is_one_under_change(self, other_than: str = "") -> bool:
+        """Whether a node does more than to wait for its jobs."""
+        return any(name != other_than and not each.waits_for_jobs for name, each in self.state.changes.items())
 
     def _advance(self, node: str) -> bool:
         """One step of a node. Returns whether anything was done."""
@@ -173,7 +173,7 @@ class MigRun:
 
     def _must_wait(self, node: str) -> bool:
         has_failed = any(each.fault for each in self.state.changes.values())
-        return has_failed or self._number_under_change(node) >= self.settings.config.nodes_at_once
+        return has_failed or self._is_one_under_change(node)
 
     def _act(self, change: NodeChange, step: Step, view: SlurmView) -> bool:
         if step.action is Action.WAIT:

@@ -90,10 +90,9 @@ def rows(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("families", ["mask", "levenshtein"])
 @pytest.mark.parametrize("has_site", [True, False])
-def test_any_past_read_at_once_is_known_as_if_told(families: str, has_site: bool) -> None:
-    config = dataclasses.replace(Rolling(), families=families)
+def test_any_past_read_at_once_is_known_as_if_told(has_site: bool) -> None:
+    config = Rolling()
 
     @examples(0.6)
     @given(st.lists(rows(), max_size=40), st.integers(-30, 90))
@@ -122,9 +121,8 @@ def test_a_job_runs_for_a_submission_of_the_second_of_its_end_and_not_of_its_sta
         assert replay.features.number("user_running").tolist() == [math.log1p(running)]
 
 
-@pytest.mark.parametrize("families", ["mask", "levenshtein"])
-def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same(families: str) -> None:
-    config = dataclasses.replace(Rolling(), families=families)
+def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same() -> None:
+    config = Rolling()
 
     @examples(0.6)
     @given(st.lists(rows(), min_size=1, max_size=40), st.integers(1, 5))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -44,9 +42,8 @@ submitted = st.lists(
 )
 
 
-@pytest.mark.parametrize("families", ["mask", "levenshtein"])
-def test_features_are_those_of_the_moment_of_submission(families: str, site_history: pd.DataFrame) -> None:
-    rolling = dataclasses.replace(Rolling(), families=families)
+def test_features_are_those_of_the_moment_of_submission(site_history: pd.DataFrame) -> None:
+    rolling = Rolling()
     site = SiteMeans()
     site.add(1, 600.0)
 

@@ -192,7 +192,7 @@ def test_files_go_with_their_users_once_expired_and_with_their_last_recent_job(s
     site.now_s += 1
     assert site.publish(gone.get).removed == 1
     assert not site.folder.path("60004", SHOWN).parent.exists()
-    site.now_s += 200 * DAY_S  # nobody has run anything within advice.history_days
+    site.now_s += 200 * DAY_S  # nobody has run anything for 120 days
     assert site.publish(gone.get).removed == 11
     assert site.folder.users() == ["_site"]
 

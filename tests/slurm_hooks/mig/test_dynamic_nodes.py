@@ -144,11 +144,8 @@ def test_a_kill_at_every_point_of_a_dynamic_change_is_taken_up_by_the_next_run(t
     faults=st.lists(st.sampled_from(["", "", "", "half", "refused", "wrong"]), max_size=12),
     kills=st.lists(st.integers(1, 40), max_size=6),
     release=st.sampled_from(["22.05.8", "24.11.5"]),
-    at_once=st.integers(1, 3),
 )
-def test_no_promise_is_broken_on_dynamic_nodes(
-    seed: int, faults: list[str], kills: list[int], release: str, at_once: int
-) -> None:
+def test_no_promise_is_broken_on_dynamic_nodes(seed: int, faults: list[str], kills: list[int], release: str) -> None:
     """The world also raises where a node takes jobs with another layout than Slurm has, and it reboots nodes."""
     with tempfile.TemporaryDirectory() as name:
         layouts = {"n1": SEVEN, "n2": SEVEN, "n3": HALVES, "n4": WHOLE}
@@ -159,7 +156,7 @@ def test_no_promise_is_broken_on_dynamic_nodes(
         for kill in [*kills, None]:
             site.kill_at = None if kill is None else site.effects + kill
             with contextlib.suppress(KilledError):
-                apply(site, *changes, nodes_at_once=at_once)
+                apply(site, *changes)
         for each in site.nodes.values():
             ours = each.reason.startswith("almanac mig failed:")
             assert ours or not each.is_listed or "DRAIN" not in each.states, "neither finished nor given up"

@@ -60,7 +60,7 @@ def test_the_last_node_in_service_with_a_type_in_demand_stays(tmp_path: Path) ->
     assert apply(world, change("n1", SEVEN, HALVES)) == {"n1": "done"}
 
 
-def test_no_more_nodes_at_once_than_configured_and_none_after_a_failure(tmp_path: Path) -> None:
+def test_one_node_at_a_time_is_changed_and_none_after_a_failure(tmp_path: Path) -> None:
     world = World(tmp_path, {"n1": SEVEN, "n2": SEVEN, "n3": SEVEN})
     changes = [change(name, SEVEN, HALVES) for name in ("n1", "n2")]
     assert apply(world, *changes) == {"n1": "done", "n2": "refused"}
@@ -240,11 +240,10 @@ def test_a_kill_at_every_point_is_taken_up_by_the_next_run(tmp_path: Path, relea
     faults=st.lists(st.sampled_from(["", "", "", "half", "refused", "wrong"]), max_size=12),
     kills=st.lists(st.integers(1, 30), max_size=6),
     release=st.sampled_from(["22.05.8", "24.11.5"]),
-    at_once=st.integers(1, 3),
     demand=st.frozensets(st.sampled_from(["1g.10gb", "3g.40gb", "a100"])),
 )
 def test_no_promise_is_broken_by_any_sequence_of_failures_jobs_and_kills(
-    seed: int, faults: list[str], kills: list[int], release: str, at_once: int, demand: frozenset[str]
+    seed: int, faults: list[str], kills: list[int], release: str, demand: frozenset[str]
 ) -> None:
     """The world raises where a node is resumed unverified, changed with a job, or not logged before."""
     with tempfile.TemporaryDirectory() as name:
@@ -254,7 +253,7 @@ def test_no_promise_is_broken_by_any_sequence_of_failures_jobs_and_kills(
         for kill in [*kills, None]:
             world.kill_at = None if kill is None else world.effects + kill
             with contextlib.suppress(KilledError):
-                apply(world, *changes, nodes_at_once=at_once)
+                apply(world, *changes)
         for each in world.nodes.values():
             ours = each.reason.startswith("almanac mig failed:")
             assert ours or "DRAIN" not in each.states, "neither finished nor given up"
