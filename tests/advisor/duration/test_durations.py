@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from advisor.duration.baselines import OURS
-from advisor.duration.blend import blend
+from advisor.duration.blend import Weights, blend
 from advisor.duration.features import NUMBERS, ended_jobs, features_of, submission_of
 from advisor.duration.intervals import COVERAGE, conformal_margins
 from advisor.duration.past import JobHistory
@@ -230,16 +230,17 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
 
 
-def test_the_papers_blend_can_be_switched_on(site_history: pd.DataFrame, config: Config) -> None:
+def test_the_papers_blend_can_be_switched_on(
+    site_history: pd.DataFrame, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("advisor.duration.model.choose_weights", lambda *_: (Weights(rolling=0.3),) * 2)
     training = dataclasses.replace(config.training, predictor="helios")
     model = train(site_history, dataclasses.replace(config, training=training), NOW_S).model
     assert model is not None
-    weight = model.rank_weights.rolling
-    assert 0 < weight < 1
     past = replay_durations(site_history, config.rolling)
     late = past.select(np.arange(len(past)) >= len(past) - 5)
     mean_s = model.parts(late.features, late.rolling_s).mean_s
-    expected = np.minimum(weight * late.rolling_s + (1 - weight) * mean_s, 7200.0)
+    expected = np.minimum(0.3 * late.rolling_s + 0.7 * mean_s, 7200.0)
     assert model.predict_all(late.features, late.rolling_s).rank_s == pytest.approx(expected)
 
 
