@@ -67,7 +67,7 @@ def drift_of(trained: Trained, history: pd.DataFrame, config: Config, now_s: int
     is_since = has_ended(known) & (known["submit_s"].to_numpy() >= trained.trained_s)
     if is_since.sum() < MIN_JOBS_SINCE:
         return None
-    past = replay_durations(known, config.rolling, is_since)
+    past = replay_durations(known, is_since)
     predicted = trained.model.predict_all(past.features, past.rolling_s)
     since = score(predicted.duration_s, past.duration_s, past.features.number("gpu_count"))
     coverage = float(np.mean((past.duration_s >= predicted.low_s) & (past.duration_s <= predicted.high_s)))

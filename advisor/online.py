@@ -32,7 +32,7 @@ class OnlinePredictor:
 
     def __init__(self, config: Config, choose_exponent: ChooseExponent = default_exponent) -> None:
         self._config, self._choose_exponent = config, choose_exponent
-        self._observed = SiteHistory(config.rolling)
+        self._observed = SiteHistory()
         self._jobs: dict[Hashable, _Job] = {}
         self._model: DurationModel | None = None
         self._next_training_s = -math.inf

@@ -157,11 +157,6 @@ class AdviceSection:
 
 
 @dataclass(frozen=True)
-class Rolling:
-    similarity: float = fixed(0.8, "smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)")
-
-
-@dataclass(frozen=True)
 class Training:
     min_jobs: int = _key(200, "ended jobs needed to train a LightGBM model", low=20)
     predictor: Predictor = _key(
@@ -272,7 +267,6 @@ class Config:
     filters: Filters = Filters()
     dask: Dask = Dask()
     advice: AdviceSection = AdviceSection()
-    rolling: Rolling = fixed(Rolling(), "no file sets any of it")
     training: Training = Training()
     priority: Priority = Priority()  # noqa: RUF009 - frozen
     hooks: Hooks = Hooks()  # noqa: RUF009

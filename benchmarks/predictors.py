@@ -99,7 +99,7 @@ def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
     user = str(history["user"].value_counts().index[0])
     own = history[history["user"] == user]
     started = time.perf_counter()
-    memory = observed_history([user], own, now_s, config.rolling, trained.site)
+    memory = observed_history([user], own, now_s, trained.site)
     remember_ms = (time.perf_counter() - started) * 1000
     jobs = [dataclasses.replace(job, submit_s=now_s) for job in submissions(own)]
     many = [jobs[place % len(jobs)] for place in range(BATCH)]

@@ -78,7 +78,7 @@ def reading(trace: pa.Table, folder: Path) -> list[Figure]:
     store.of("heavy").write("jobs", _with(rows, "user", pa.chunked_array([users])))
     own, store_ms = timed(lambda: load_history(store.of("heavy"), user="ann", running=True))
     now_s, config = int(own["end_s"].max()) + 1, Config()
-    _, past_ms = timed(lambda: observed_history(["ann"], own, now_s, config.rolling, SiteMeans()))
+    _, past_ms = timed(lambda: observed_history(["ann"], own, now_s, SiteMeans()))
     known = submitted_by(own, now_s, config.advice.history_days)
     _, peaks_ms = timed(lambda: remember_peaks(["ann"], known, now_s, config.advice, config.tiers))
     what = f"the {len(own):,} jobs of one user"

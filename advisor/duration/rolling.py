@@ -21,10 +21,11 @@ from rapidfuzz.distance import Levenshtein
 
 from advisor.duration.features import EndedJob, Submission, outcomes, texts_of
 from advisor.duration.past import by_number
-from almanac.config import Rolling
 from almanac.names import is_family
 from almanac.records import DurationCase
 
+SIMILARITY = 0.8
+"""Smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)."""
 DECAY = 0.8
 """Weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)."""
 MAX_RUNS = 50
@@ -136,11 +137,11 @@ class _UserPast:
             runs.append(run)
         self._absorbed += len(durations_s)
 
-    def similar(self, key: str, similarity: float) -> list[str]:
+    def similar(self, key: str) -> list[str]:
         """Families whose key is at least this similar; remembered until a new family appears."""
         if key not in self._similar:
             keys, scorer = list(self.families), Levenshtein.normalized_similarity
-            found = process.extract_iter(key, keys, scorer=scorer, processor=None, score_cutoff=similarity)
+            found = process.extract_iter(key, keys, scorer=scorer, processor=None, score_cutoff=SIMILARITY)
             if len(self._similar) == MAX_FAMILIES:
                 self._similar.clear()
             self._similar[key] = [name for name, _, _ in found]
@@ -156,11 +157,10 @@ class _UserPast:
 class RollingEstimator:
     """Absorbs ended jobs in the order of their ends, and estimates the duration of the next one."""
 
-    def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
+    def __init__(self, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
         self.site = site or SiteMeans()
         self._gathers_site = site is None
-        self._config = config
         self._users: dict[str, _UserPast] = {}
 
     def absorb(self, job: EndedJob) -> None:
@@ -195,7 +195,7 @@ class RollingEstimator:
         user = self._users.get(job.user)
         if user is None:
             return self.site.estimate(job.gpu_count, "site")
-        matched = user.similar(job.name_key, self._config.similarity) if is_family(job.name_key) else []
+        matched = user.similar(job.name_key) if is_family(job.name_key) else []
         if not matched:
             return user.means.estimate(job.gpu_count, "user")
         durations = user.newest(matched, MAX_RUNS)

@@ -45,7 +45,7 @@ class Evaluation:
 
 def evaluate(history: pd.DataFrame, config: Config, share: float = 0.4) -> Evaluation:
     """On the newest `share` of jobs, retrained every training.retrain_hours, each time on what had ended by then."""
-    past = replay_durations(history, config.rolling)
+    past = replay_durations(history)
     past = past.select(np.isfinite(past.duration_s))
     if not len(past):
         return Evaluation(0, 0, None, {}, {}, {}, {}, None)

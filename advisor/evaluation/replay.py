@@ -29,7 +29,6 @@ from advisor.duration.features import (
 from advisor.duration.past import JobHistory, by_number
 from advisor.duration.rolling import Estimate, RollingEstimator, SiteMeans
 from advisor.evaluation.scores import Floats
-from almanac.config import Rolling
 
 BURST_S = 1800
 
@@ -79,9 +78,9 @@ class KnownAtSubmit:
 class SiteHistory:
     """The jobs that started and ended up to a time, for features and rolling estimates."""
 
-    def __init__(self, config: Rolling, site: SiteMeans | None = None) -> None:
+    def __init__(self, site: SiteMeans | None = None) -> None:
         """site: the site's means where they are known from elsewhere (a trained model); else they are gathered."""
-        self._past, self._rolling = JobHistory(), RollingEstimator(config, site)
+        self._past, self._rolling = JobHistory(), RollingEstimator(site)
 
     def observe(self, event: Event, job: Submission, start_s: float, ended: EndedJob | None) -> None:
         """A start or an end, in order of time; a start_s of NaN is a job that is not known to have run."""
@@ -101,7 +100,7 @@ class SiteHistory:
         return KnownAtSubmit(self._past.features(job), self._rolling.estimate(job))
 
 
-def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None = None) -> DurationReplay:
+def replay_durations(history: pd.DataFrame, rows: Rows | None = None) -> DurationReplay:
     """Features and rolling estimate of every submission, each from what had started and ended before it.
 
     rows: of these rows alone, in the order of the frame. What is known of them is the same as without `rows`.
@@ -115,7 +114,7 @@ def replay_durations(history: pd.DataFrame, config: Rolling, rows: Rows | None =
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
     place_of: list[int] = places.tolist()
-    observed = SiteHistory(config)
+    observed = SiteHistory()
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
     numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
     for row, event in in_order(history, times):
@@ -159,26 +158,24 @@ def _is_met(
 
 
 def observed_history(
-    users: Collection[str], history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None
+    users: Collection[str], history: pd.DataFrame, until_s: int, site: SiteMeans | None
 ) -> SiteHistory:
     """Observe these users' jobs up to until_s. Without `site`, the means are those of the rows."""
     rows = _rows_of(users, history)
-    observed, own = _history_at(rows[rows["submit_s"] < until_s], until_s, config, site)
+    observed, own = _history_at(rows[rows["submit_s"] < until_s], until_s, site)
     for _, event, job, start_s, ended in _observations(own, until_s):
         observed.observe(event, job, start_s, ended)
     return observed
 
 
-def known_of_pending(
-    jobs: Sequence[Submission], history: pd.DataFrame, config: Rolling, site: SiteMeans
-) -> list[KnownAtSubmit]:
+def known_of_pending(jobs: Sequence[Submission], history: pd.DataFrame, site: SiteMeans) -> list[KnownAtSubmit]:
     """As `observed_history` and `known_at_submit` for each of many submissions, in one pass over their users' rows."""
     if not jobs:
         return []
     waiting = sorted(range(len(jobs)), key=lambda place: jobs[place].submit_s)
     first_s, last_s = jobs[waiting[0]].submit_s, jobs[waiting[-1]].submit_s
     known = dict[int, KnownAtSubmit]()
-    observed, own = _history_at(_rows_of({job.user for job in jobs}, history), first_s, config, site)
+    observed, own = _history_at(_rows_of({job.user for job in jobs}, history), first_s, site)
     told = _observations(own, last_s)
     ahead = next(told, None)
     for place in waiting:
@@ -194,11 +191,9 @@ def _rows_of(users: Collection[str], history: pd.DataFrame) -> pd.DataFrame:
     return columns if are_theirs.all() else columns[are_theirs]
 
 
-def _history_at(
-    own: pd.DataFrame, asked_s: int, config: Rolling, site: SiteMeans | None
-) -> tuple[SiteHistory, pd.DataFrame]:
+def _history_at(own: pd.DataFrame, asked_s: int, site: SiteMeans | None) -> tuple[SiteHistory, pd.DataFrame]:
     """(the history up to asked_s; the rows that are left to observe)."""
-    observed, is_over = SiteHistory(config, site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
+    observed, is_over = SiteHistory(site), own["end_s"].to_numpy(dtype="float64", na_value=math.nan) < asked_s
     rows = np.flatnonzero(is_over & has_ended(own))
     order = np.lexsort([own[name].to_numpy()[rows] for name in ("submit_s", "job_id", "end_s")])
     observed.absorb_all(own.iloc[rows[order]])

@@ -65,7 +65,7 @@ def learn_durations(
     ended = known[has_ended(known)]
     job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
     rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
-    past = replay_durations(known, config.rolling, rows)
+    past = replay_durations(known, rows)
     fitted = fit(past, config.training, now_s, model, choose_exponent)
     before, newest = (fitted.before, fitted.newest) if fitted else split(past)
     return LearnedDurations(
@@ -85,7 +85,7 @@ def advise_durations(asked: Sequence[AdviceRequest], learned: LearnedDurations |
     # Untrained, no user's runs speak for another: the site's means stay empty.
     site = learned.site if learned else SiteMeans()
     users = {job.user for job in jobs}
-    observed = observed_history(users, first.history, first.request.submit_s, first.config.rolling, site)
+    observed = observed_history(users, first.history, first.request.submit_s, site)
     predictions = predict(jobs, [observed.known_at_submit(job) for job in jobs], learned.model if learned else None)
     quantiles_s = learned.gpu_time_quantiles_s if learned else ()
     return [
@@ -146,7 +146,7 @@ def _predictions_of(
     requests: Sequence[Request], history: pd.DataFrame, trained: LearnedDurations | None, config: Config
 ) -> tuple[list[Submission], list[Prediction | None]]:
     jobs = [submission_of(request, config.tiers) for request in requests]
-    known = known_of_pending(jobs, history, config.rolling, trained.site if trained else SiteMeans())
+    known = known_of_pending(jobs, history, trained.site if trained else SiteMeans())
     return jobs, predict(jobs, known, trained.model if trained else None)
 
 

@@ -189,7 +189,7 @@ def _settings(job: PublishRun) -> str:
     """What changes with all that rows are made from but the user's own record."""
     trained, config = job.trained, job.config
     model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
-    sections = (config.advice, config.rolling, config.priority, config.tiers, config.hooks, config.packing, job.mode)
+    sections = (config.advice, config.priority, config.tiers, config.hooks, config.packing, job.mode)
     return repr((FORMAT, __version__, model, sections))
 
 

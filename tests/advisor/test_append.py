@@ -51,8 +51,7 @@ def test_the_model_is_asked_with_the_runs_since_its_training(
     job = submission_of(REQUEST, config.tiers)
     place = NUMBERS.index("user_log_runs")
     known = [
-        observed_history(["u1"], each, NOW_S, config.rolling, trained.site).known_at_submit(job)
-        for each in (site_history, history)
+        observed_history(["u1"], each, NOW_S, trained.site).known_at_submit(job) for each in (site_history, history)
     ]
     more = np.expm1(known[1].features[place]) - np.expm1(known[0].features[place])
     assert more == pytest.approx(12)

@@ -63,8 +63,8 @@ def test_replayed_features_and_estimates_before_a_moment_do_not_know_what_comes_
 ) -> None:
     moment_s = moment(site_history)
     before = (site_history["submit_s"] < moment_s).to_numpy()
-    plain = replay_durations(site_history, config.rolling).select(before)
-    other = replay_durations(altered_after(site_history, moment_s), config.rolling).select(before)
+    plain = replay_durations(site_history).select(before)
+    other = replay_durations(altered_after(site_history, moment_s)).select(before)
     assert np.array_equal(plain.features.numbers, other.features.numbers, equal_nan=True)
     assert np.array_equal(plain.features.categories, other.features.categories)
     assert np.array_equal(plain.rolling_s, other.rolling_s, equal_nan=True)
@@ -82,8 +82,8 @@ def test_each_unknown_column_alone_changes_nothing_before(
     late = (other[column] != other[column]) | (other[column] != site_history[column])
     changed[column] = changed[column].astype(other[column].dtype)
     changed.loc[late, column] = other.loc[late, column]
-    plain = replay_durations(site_history, config.rolling).select(before)
-    altered = replay_durations(changed, config.rolling).select(before)
+    plain = replay_durations(site_history).select(before)
+    altered = replay_durations(changed).select(before)
     assert np.array_equal(plain.features.numbers, altered.features.numbers, equal_nan=True)
 
 
@@ -128,19 +128,19 @@ def test_a_jobs_own_outcome_is_no_feature_of_it(site_history: pd.DataFrame, conf
     changed = site_history.copy()
     value = UNKNOWN_AT_SUBMIT[column]
     changed.loc[row, column] = changed.loc[row, column] + value if column in ("start_s", "end_s") else value
-    plain = replay_durations(site_history, config.rolling)
-    other = replay_durations(changed, config.rolling)
+    plain = replay_durations(site_history)
+    other = replay_durations(changed)
     assert np.array_equal(plain.features.numbers[row], other.features.numbers[row], equal_nan=True)
     assert plain.rolling_s[row] == other.rolling_s[row] or np.isnan(plain.rolling_s[row])
 
 
 def test_a_live_request_sees_what_the_replay_saw(site_history: pd.DataFrame, config: Config) -> None:
     """Training and serving share one path: the numbers agree to the last bit, from the user's own rows alone."""
-    replay = replay_durations(site_history, config.rolling)
+    replay = replay_durations(site_history)
     for row in range(200, len(site_history), 97):
         job = submissions(site_history)[row]
         own = site_history[site_history["user"] == job.user]
-        known = observed_history([job.user], own, job.submit_s, config.rolling, None).known_at_submit(job)
+        known = observed_history([job.user], own, job.submit_s, None).known_at_submit(job)
         assert np.array_equal(np.array(known.features), replay.features.numbers[row], equal_nan=True)
         if known.rolling is not None and not known.rolling.case.startswith("site"):
             assert known.rolling.duration_s == replay.rolling_s[row]

@@ -20,15 +20,15 @@ from advisor.duration.rolling import SiteMeans
 from advisor.evaluation.replay import SiteHistory, known_of_pending, observed_history, replay_durations
 from advisor.memory import peak_store, user_peaks
 from advisor.memory.peak_store import remember_peaks, replay_peaks
-from almanac.config import Config, Rolling
+from almanac.config import Config
 
 NOW_S = 1_750_000_000 // 1800 * 1800
 SHAPES = ((1, 1, 8), (4, 1, 32), (4, 2, 32))
 
 
-def told(history: pd.DataFrame, until_s: int, config: Rolling, site: SiteMeans | None = None) -> SiteHistory:
+def told(history: pd.DataFrame, until_s: int, site: SiteMeans | None = None) -> SiteHistory:
     """A Memory that receives each start and end before until_s, in order."""
-    memory, jobs = SiteHistory(config, site), submissions(history)
+    memory, jobs = SiteHistory(site), submissions(history)
     ended, starts = ended_jobs(history, jobs), started(history)
     for row, event in events(history):
         at_s = history["start_s" if event is Event.START else "end_s"].iloc[row]
@@ -43,9 +43,9 @@ def started(history: pd.DataFrame) -> list[float]:
     return [float(value) for value in history["start_s"].where(~(history["start_s"] > history["end_s"]))]
 
 
-def replayed(history: pd.DataFrame, config: Rolling) -> list[tuple[str, float]]:
+def replayed(history: pd.DataFrame) -> list[tuple[str, float]]:
     """What a Memory that receives every event in order knows at each submission."""
-    memory, jobs = SiteHistory(config), submissions(history)
+    memory, jobs = SiteHistory(), submissions(history)
     ended, starts, known = ended_jobs(history, jobs), started(history), [("", 0.0)] * len(jobs)
     for row, event in events(history):
         if event is Event.SUBMIT:
@@ -92,7 +92,6 @@ def rows(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.parametrize("has_site", [True, False])
 def test_any_past_read_at_once_is_known_as_if_told(has_site: bool) -> None:
-    config = Rolling()
 
     @examples(0.6)
     @given(st.lists(rows(), max_size=40), st.integers(-30, 90))
@@ -103,7 +102,7 @@ def test_any_past_read_at_once_is_known_as_if_told(has_site: bool) -> None:
         site = SiteMeans() if has_site else None
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history)]
         users = ["ann", "bob"]
-        alike(observed_history(users, history, until_s, config, site), told(history, until_s, config, site), probes)
+        alike(observed_history(users, history, until_s, site), told(history, until_s, site), probes)
 
     check()
 
@@ -117,19 +116,18 @@ def test_a_job_runs_for_a_submission_of_the_second_of_its_end_and_not_of_its_sta
     ]
     for row, running in enumerate((0, 1, 0), 1):
         history = frame([runs, *asks])
-        replay = replay_durations(history, Rolling(), np.array([row]))
+        replay = replay_durations(history, np.array([row]))
         assert replay.features.number("user_running").tolist() == [math.log1p(running)]
 
 
 def test_a_replay_that_leaves_out_what_nobody_asks_for_knows_the_same() -> None:
-    config = Rolling()
 
     @examples(0.6)
     @given(st.lists(rows(), min_size=1, max_size=40), st.integers(1, 5))
     def check(made: list[dict[str, Any]], step: int) -> None:
         history = frame(made)
         wanted = np.arange(0, len(history), step)
-        replay, expected = replay_durations(history, config, wanted), replayed(history, config)
+        replay, expected = replay_durations(history, wanted), replayed(history)
         numbers = [repr(tuple(row)) for row in replay.features.numbers.tolist()]
         assert numbers == [expected[row][0] for row in wanted]
         assert np.nan_to_num(replay.rolling_s, nan=-1.0).tolist() == [expected[row][1] for row in wanted]
@@ -172,7 +170,7 @@ def test_a_heavy_users_past_read_at_once_is_known_as_if_told(names: int) -> None
     history = heavy(3000, names, seed=names)
     for until_s in (NOW_S - 150_000, NOW_S - 30_000 + 7, NOW_S):
         probes = [dataclasses.replace(job, submit_s=until_s) for job in submissions(history.iloc[::61])]
-        alike(observed_history(["ann"], history, until_s, Rolling(), None), told(history, until_s, Rolling()), probes)
+        alike(observed_history(["ann"], history, until_s, None), told(history, until_s), probes)
     assert history["name_key"].nunique() == names + 1 or names > rolling.MAX_FAMILIES
 
 
@@ -180,8 +178,8 @@ def test_jobs_that_wait_are_known_as_if_told() -> None:
     history = heavy(1500, 40, seed=5)
     site = SiteMeans()
     waiting = [dataclasses.replace(job, submit_s=NOW_S - 9000 * at) for at, job in enumerate(submissions(history[:20]))]
-    for job, known in zip(waiting, known_of_pending(waiting, history, Rolling(), site), strict=True):
-        alone = told(history[history["submit_s"] < NOW_S], job.submit_s, Rolling(), site).known_at_submit(job)
+    for job, known in zip(waiting, known_of_pending(waiting, history, site), strict=True):
+        alone = told(history[history["submit_s"] < NOW_S], job.submit_s, site).known_at_submit(job)
         assert repr(known.features) == repr(alone.features)
         assert repr(known.rolling) == repr(alone.rolling)
 

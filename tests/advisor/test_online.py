@@ -43,7 +43,7 @@ def drive(history: pd.DataFrame, config: Config, until_s: float = np.inf) -> dic
 def test_it_says_what_the_batch_trainer_says(site_history: pd.DataFrame, config: Config) -> None:
     config, history = weekly(config), whole_seconds(site_history)
     said = drive(history, config)
-    past = replay_durations(history, config.rolling)
+    past = replay_durations(history)
     since_s = int(past.submit_s[0])
     compared, fitted = 0, None
     while True:

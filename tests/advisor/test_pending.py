@@ -14,7 +14,7 @@ from advisor.duration.rolling import SiteMeans
 from advisor.evaluation.replay import known_of_pending, observed_history
 from advisor.service import Trained, advise, train
 from advisor.services.gpu_time import priorities_of
-from almanac.config import Config, Rolling
+from almanac.config import Config
 from almanac.records import Request
 
 NOW_S = 1_750_000_000
@@ -43,16 +43,15 @@ submitted = st.lists(
 
 
 def test_features_are_those_of_the_moment_of_submission(site_history: pd.DataFrame) -> None:
-    rolling = Rolling()
     site = SiteMeans()
     site.add(1, 600.0)
 
     @examples(0.15)
     @given(submitted)
     def check(jobs: list[Submission]) -> None:
-        known = known_of_pending(jobs, site_history, rolling, site)
+        known = known_of_pending(jobs, site_history, site)
         for job, each in zip(jobs, known, strict=True):
-            alone = observed_history([job.user], site_history, job.submit_s, rolling, site).known_at_submit(job)
+            alone = observed_history([job.user], site_history, job.submit_s, site).known_at_submit(job)
             assert repr(each.features) == repr(alone.features)
             assert each.rolling == alone.rolling
 

@@ -26,7 +26,7 @@ FIRST_S, SECOND_S = NOW_S - 20 * DAY_S, NOW_S - 8 * DAY_S
 
 @pytest.fixture(scope="module")
 def past(site_history: pd.DataFrame, config: Config) -> DurationReplay:
-    return replay_durations(site_history, config.rolling)
+    return replay_durations(site_history)
 
 
 def trained(past: DurationReplay, config: Config, now_s: int, previous: DurationModel | None = None) -> duration.Fitted:

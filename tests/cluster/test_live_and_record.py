@@ -360,9 +360,7 @@ def replayed_advice(
     """What back-tests replay of each job that comes after the history: its evidence, and what its user ran before."""
     jobs = pd.concat(again, ignore_index=True)
     requests = recorded_requests(jobs, config.tiers)
-    rolling_s = replay_durations(pd.concat([history, jobs], ignore_index=True), config.rolling).rolling_s[
-        len(history) :
-    ]
+    rolling_s = replay_durations(pd.concat([history, jobs], ignore_index=True)).rolling_s[len(history) :]
     told_now = advise_many(requests, history, trained, config, now_s)
     found = []
     for place, (request, said) in enumerate(zip(requests, told_now, strict=True)):

@@ -14,7 +14,7 @@ from advisor.duration.blend import MAX_HABIT, PEOPLE, Parts, choose_weights, poi
 from advisor.duration.features import CATEGORIES, NUMBERS, Features
 from advisor.evaluation.replay import DurationReplay, replay_durations
 from advisor.evaluation.scores import Floats
-from almanac.config import Config, Rolling, Training
+from almanac.config import Config, Training
 
 JOBS = 400
 NOW_S = 1_750_000_000
@@ -74,7 +74,7 @@ def test_one_burst_is_no_proof(config: Config) -> None:
 
 def test_a_burst_is_of_one_user_and_ends_with_a_pause(history_of: History) -> None:
     rows = [{"user": user, "submit_s": NOW_S + at_s, "end_s": NOW_S + 9000} for user, at_s in SUBMITTED]
-    past = replay_durations(history_of(rows).sort_values("job_id", ignore_index=True), Rolling())
+    past = replay_durations(history_of(rows).sort_values("job_id", ignore_index=True))
     assert [list(past.bursts()).index(number) for number in past.bursts()] == [0, 1, 0, 0, 4, 1]
     assert len(past.select(past.submit_s < 0).bursts()) == 0
 
@@ -98,7 +98,7 @@ def test_the_last_five_runs_of_the_same_job_are_a_baseline(history_of: History) 
     rows: list[dict[str, Any]] = [{"name": f"train-{n}", "elapsed_s": 100.0 + n} for n in range(7)]
     rows += [{"name": "train-9", "elapsed_s": 9000.0, "time_limit_s": 36000.0} for _ in range(3)]
     history = history_of([*rows, {"name": "train-10"}])
-    past = replay_durations(history, Rolling())
+    past = replay_durations(history)
     is_last = past.submit_s == past.submit_s.max()
     told = baselines(past.select(is_last), past.select(~is_last))
     assert told["same job last 5 median"] == pytest.approx([104.0])

@@ -24,7 +24,7 @@ from advisor.evaluation.durations import evaluate, origins
 from advisor.evaluation.replay import observed_history, replay_durations
 from advisor.evaluation.scores import score, score_of_users
 from advisor.service import advise, train
-from almanac.config import Config, Rolling
+from almanac.config import Config
 from almanac.names import name_key
 from almanac.records import Request
 
@@ -33,8 +33,8 @@ Trace = Callable[[str], Path]
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
-def estimator(history: pd.DataFrame, rolling: Rolling) -> RollingEstimator:
-    made = RollingEstimator(rolling)
+def estimator(history: pd.DataFrame) -> RollingEstimator:
+    made = RollingEstimator()
     for job in ended_jobs(history):
         assert job is not None
         made.absorb(job)
@@ -54,36 +54,39 @@ ROWS: list[dict[str, Any]] = [
 
 
 def test_similar_names_give_the_decayed_mean_newest_heaviest(history_of: History) -> None:
-    estimate = estimator(history_of(ROWS), Rolling()).estimate(asked("ann", "train-bert-x99"))
+    estimate = estimator(history_of(ROWS)).estimate(asked("ann", "train-bert-x99"))
     assert estimate is not None
     assert (estimate.case, estimate.runs) == ("name", 2)
     assert estimate.duration_s == pytest.approx((200 + 0.8 * 100) / 1.8)
 
 
-def test_the_newest_runs_of_many_families_are_the_newest_of_all(history_of: History) -> None:
+def test_the_newest_runs_of_many_families_are_the_newest_of_all(
+    history_of: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [place * place % 23 for place in range(80)]
     rows = [{"name": f"train-bert-{'xyz'[place % 3] * place}", "elapsed_s": 100.0 + place} for place in places]
-    estimate = estimator(history_of(rows), Rolling(similarity=0.0)).estimate(asked("ann", "train-bert"))
+    monkeypatch.setattr("advisor.duration.rolling.SIMILARITY", 0.0)
+    estimate = estimator(history_of(rows)).estimate(asked("ann", "train-bert"))
     assert estimate is not None
     newest = [100.0 + place for place in reversed(places)][:50]
     assert estimate.duration_s == pytest.approx(decayed_mean(newest, 0.8))
 
 
 def test_names_that_are_only_asked_about_take_no_more_memory_than_those_that_have_ended(history_of: History) -> None:
-    made = estimator(history_of(ROWS), Rolling())
+    made = estimator(history_of(ROWS))
     for word in product("ghijklmnopqr", repeat=3):
         made.estimate(asked("ann", "train-bert-" + "".join(word)))
     assert len(made._users["ann"]._similar) <= MAX_FAMILIES
 
 
 def test_a_known_user_with_a_new_name_gets_their_own_mean(history_of: History) -> None:
-    estimate = estimator(history_of(ROWS), Rolling()).estimate(asked("ann", "zzzzzz"))
+    estimate = estimator(history_of(ROWS)).estimate(asked("ann", "zzzzzz"))
     assert estimate is not None
     assert (estimate.case, estimate.duration_s) == ("user", pytest.approx(1300 / 3))
 
 
 def test_a_new_user_gets_the_sites_mean_at_that_gpu_count(history_of: History) -> None:
-    made = estimator(history_of(ROWS), Rolling())
+    made = estimator(history_of(ROWS))
     single, unseen = made.estimate(asked("eve", "x", gpu_count=1)), made.estimate(asked("eve", "x", gpu_count=64))
     assert single is not None
     assert unseen is not None
@@ -98,7 +101,7 @@ def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: Hist
     history = history_of([*runs, {"user": "ann", "name": "train-9", "elapsed_s": 90_000.0}])
     jobs, memory = (
         [asked("ann", "train-7"), asked("eve", "x")],
-        observed_history(["ann"], history, NOW_S, Rolling(), None),
+        observed_history(["ann"], history, NOW_S, None),
     )
     known = [memory.known_at_submit(job) for job in jobs]
     ann, eve = predict(jobs, known, None)
@@ -110,7 +113,7 @@ def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: Hist
 
 
 def test_nothing_known_is_none(history_of: History, config: Config) -> None:
-    assert RollingEstimator(Rolling()).estimate(asked("eve", "x")) is None
+    assert RollingEstimator().estimate(asked("eve", "x")) is None
     advice = advise(Request(user="eve", gpu_count=4), history_of([{}]).iloc[:0], None, config, NOW_S)
     assert advice.duration is None
     assert not advice.has_evidence
@@ -212,7 +215,7 @@ def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: H
     history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
     for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
         job = dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s)
-        known = observed_history(["ann"], history, submit_s, Rolling(), None).known_at_submit(job)
+        known = observed_history(["ann"], history, submit_s, None).known_at_submit(job)
         habit = known.features[NUMBERS.index("clock_decayed")]
         assert np.exp(habit) == pytest.approx(expected_s)
 
@@ -224,7 +227,7 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     seen = []
     for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
         job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
-        seen.append(observed_history(["ann"], history, at_s, Rolling(), None).known_at_submit(job).features)
+        seen.append(observed_history(["ann"], history, at_s, None).known_at_submit(job).features)
     assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
     assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
@@ -237,7 +240,7 @@ def test_the_papers_blend_can_be_switched_on(
     training = dataclasses.replace(config.training, predictor="helios")
     model = train(site_history, dataclasses.replace(config, training=training), NOW_S).model
     assert model is not None
-    past = replay_durations(site_history, config.rolling)
+    past = replay_durations(site_history)
     late = past.select(np.arange(len(past)) >= len(past) - 5)
     mean_s = model.parts(late.features, late.rolling_s).mean_s
     expected = np.minimum(0.3 * late.rolling_s + 0.7 * mean_s, 7200.0)
@@ -245,7 +248,7 @@ def test_the_papers_blend_can_be_switched_on(
 
 
 def test_an_interval_holds_its_share_of_the_jobs_it_was_made_on(site_history: pd.DataFrame, config: Config) -> None:
-    past = replay_durations(site_history, config.rolling)
+    past = replay_durations(site_history)
     point_s = np.full(len(past), 1000.0)
     low, high = conformal_margins(point_s, past, 0.8)[""]
     residuals = np.log(past.duration_s / 1000.0)

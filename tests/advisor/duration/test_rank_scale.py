@@ -30,7 +30,7 @@ def test_the_scale_keeps_the_order_and_its_middle(
 
 
 def test_ranked_gpu_times_spread_as_widely_as_predicted_ones(site_history: pd.DataFrame, config: Config) -> None:
-    past = replay_durations(site_history, config.rolling)
+    past = replay_durations(site_history)
     scale = choose_scale(past, past.duration_s, lambda jobs: 0.5)
     count, run_s = past.features.number("gpu_count"), clip_to_limit(past.duration_s, past.features)
     assert 1 < scale.stretch < 2

@@ -25,9 +25,9 @@ def rows_of(past: DurationReplay, previous: DurationModel | None = None) -> list
 
 
 def test_some_rows_are_known_as_they_are_among_all(site_history: pd.DataFrame, config: Config) -> None:
-    every = replay_durations(site_history, config.rolling)
+    every = replay_durations(site_history)
     rows = np.arange(3, len(every), 7)
-    some = replay_durations(site_history, config.rolling, rows)
+    some = replay_durations(site_history, rows)
     expected = every.select(rows)
     assert np.array_equal(some.features.numbers, expected.features.numbers, equal_nan=True)
     assert np.array_equal(some.features.categories, expected.features.categories)
@@ -45,7 +45,7 @@ def test_equal_texts_are_one_object(site_history: pd.DataFrame) -> None:
 def test_of_many_jobs_evenly_spaced_ones_are_learned_whatever_the_order_of_rows(
     site_history: pd.DataFrame, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past = replay_durations(site_history, config.rolling)
+    past = replay_durations(site_history)
     assert rows_of(past) == list(range(len(past))), "of few jobs all"
     monkeypatch.setattr(duration, "LEARNED", 90)
     learned = past.select(learned_rows(past.job_id, past.submit_s, past.end_s, None))
@@ -59,7 +59,7 @@ def test_of_many_jobs_evenly_spaced_ones_are_learned_whatever_the_order_of_rows(
 def test_jobs_that_were_predicted_stay_to_judge(
     site_history: pd.DataFrame, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past = replay_durations(site_history, config.rolling)
+    past = replay_durations(site_history)
     fitted = fit(past, config.training, NOW_S)
     assert fitted is not None and len(fitted.model.unseen) > 100
     monkeypatch.setattr(duration, "LEARNED", 90)
