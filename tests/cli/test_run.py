@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from almanac.errors import ConfigError, NotAllowedError
 from cli.app import App
 from cli.doctor.tasks import check_tasks
-from cli.run import Runner, command, command_line
+from cli.run import Runner, Running, command, command_line
 from cli.tasks import TASKS, LastRun, Task, read_last_run, read_tasks, state_folder
 
 NOON_S = 1_795_262_400  # 2026-11-21 12:00 UTC
@@ -190,12 +191,22 @@ def test_a_task_and_its_children_end_at_the_time_limit(
     runner: Callable[..., Runner], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cli.run.GRACE_S", 0.05)
-    script = f"trap '' TERM; sleep 300 & echo $! >{tmp_path}/child; while :; do sleep 0.01; done"
+    pid, has_ended = tmp_path / "child", Runner._has_ended
+
+    def has_ended_once_it_runs(self: Runner, one: Running) -> bool:
+        while not (pid.exists() and pid.read_text().strip()):
+            time.sleep(0.01)
+        return has_ended(self, one)
+
+    monkeypatch.setattr(Runner, "_has_ended", has_ended_once_it_runs)
+    script = f"trap '' TERM; sleep 300 & echo $! >{pid}; while :; do sleep 0.01; done"
     runner(minutely("a", script, limit_min=0)).run()
     assert read_last_run(tmp_path, "a") == LastRun(NOON_S, NOON_S, -signal.SIGKILL)
     assert "a: exit code -9: ran into its limit" in capsys.readouterr().err
-    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+    stat = Path(f"/proc/{pid.read_text().strip()}/stat")
+    with contextlib.suppress(OSError):  # it is gone
+        while stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+            time.sleep(0.01)
 
 
 def test_a_task_that_holds_too_much_memory_is_ended_and_no_other(

@@ -59,7 +59,7 @@ def test_a_server_whose_reply_has_no_end_costs_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, part: bytes, pause_s: float, said: str
 ) -> None:
     """As the greeting, after EHLO, and to a recipient. The mail stays in the queue."""
-    monkeypatch.setattr("reports.mail.delivery.TIMEOUT_S", 0.1 if pause_s else 5)
+    monkeypatch.setattr("reports.mail.delivery.TIMEOUT_S", 0.3 if pause_s else 5)
     with Outbox(outbox_path(tmp_path)) as outbox, hostile_server(after, part, pause_s) as port:
         outbox.notice([run(1)])
         outbox.put(message(1, run(1)), NOW_S)
