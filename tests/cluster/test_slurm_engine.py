@@ -230,7 +230,7 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
     assert_equal(there, computed(site))
 
 
-LATER = CONFIG + 'directives = ["--begin=now+1hour"]\n'
+LATER = CONFIG.replace('hbm80"', 'hbm80", "--begin=now+1hour"')
 
 
 @pytest.mark.parametrize("config", [CONFIG, LATER], ids=["running", "pending"])
