@@ -73,7 +73,9 @@ class Measure:
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = {}
+        self.alone_s: dict[str, float] = {}
         self.shared_s: dict[tuple[str, str], float] = defaultdict(float)
+        self.whole_s: dict[tuple[str, str], float] = defaultdict(float)
         self.began_s = 0.0
 
     @pytest.hookimpl(wrapper=True)
@@ -86,7 +88,9 @@ class Measure:
         finally:
             if fixturedef.scope != "function":
                 users = sum(_uses(item, fixturedef.argname, fixturedef.baseid) for item in request.session.items)
-                self.shared_s[fixturedef.argname, fixturedef.baseid] += (cpu_s() - before_s) / max(1, users)
+                name = fixturedef.argname, fixturedef.baseid
+                self.shared_s[name] += (cpu_s() - before_s) / max(1, users)
+                self.whole_s[name] += cpu_s() - before_s
                 self.began_s += cpu_s() - before_s
 
     def pytest_runtest_logstart(self) -> None:
@@ -95,12 +99,15 @@ class Measure:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        shared_s = sum(each_s for fixture, each_s in self.shared_s.items() if _uses(item, *fixture))
-        report.user_properties.append(("cpu_s", cpu_s() - self.began_s + shared_s))
+        own_s = cpu_s() - self.began_s
+        for name, fixtures in (("cpu_s", self.shared_s), ("alone_s", self.whole_s)):
+            shared_s = sum(each_s for fixture, each_s in fixtures.items() if _uses(item, *fixture))
+            report.user_properties.append((name, own_s + shared_s))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.spent_s[report.nodeid] = float(dict(report.user_properties)["cpu_s"])
+        said = dict(report.user_properties)
+        self.spent_s[report.nodeid], self.alone_s[report.nodeid] = float(said["cpu_s"]), float(said["alone_s"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep the lines of modules that did not run."""
@@ -115,7 +122,7 @@ class Measure:
     def slow(self) -> dict[str, float]:
         """Seconds of each slow case; the longest of a function whose cases are all slow.
 
-        The quickest case of a test module is not slow, unless it takes SPARED_S.
+        The quickest case of a test module is not slow, unless it takes SPARED_S with the fixtures that it shares.
         """
         limit_s = max(LIMIT_S, sorted(self.spent_s.values())[int((1 - MOST) * len(self.spent_s))])
         functions: dict[str, dict[str, float]] = defaultdict(dict)
@@ -128,7 +135,7 @@ class Measure:
             slow = {
                 name: spent_s
                 for name, spent_s in spent.items()
-                if spent_s > (SPARED_S if name in quickest.values() else limit_s)
+                if spent_s > limit_s and (name not in quickest.values() or self.alone_s[name] > SPARED_S)
             }
             found |= {function: max(slow.values())} if len(slow) == len(spent) else slow
         return found
