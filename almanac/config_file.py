@@ -87,7 +87,7 @@ def load_config(path: Path | None) -> Config:
         raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from error
     config = parse_config(data, str(path))
     if config.removed:
-        _warn(f"warning: {path}: no longer read: {said_of(config.removed)}; remove these keys")
+        _warn(f"warning: {path}: removed keys: {said_of(config.removed)}; remove these keys")
     return dataclasses.replace(config, source=str(path))
 
 

@@ -90,7 +90,7 @@ def check_config(app: App) -> Iterator[Check]:
     tiers = app.config.tiers
     yield Check("configuration", "ok", str(path) if path else "no file: all keys have their defaults")
     if removed := app.config.removed:
-        yield Check("configuration", "warn", f"no longer read: {said_of(removed)}", "remove these keys")
+        yield Check("configuration", "warn", f"removed keys: {said_of(removed)}", "remove these keys")
     yield from check_trust(app)
     if not tiers:
         yield Check(

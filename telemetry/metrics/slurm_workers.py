@@ -132,10 +132,10 @@ def slurm_workers(section: Dask, runner: Runner, shared: Path, bin_dir: str = ""
 
 def _check_words(section: Dask, shared: Path) -> None:
     """Raise ConfigError for a value that dask-jobqueue would put into the job's script as more than one word."""
-    values = {name: getattr(section, name) for name in ("walltime", "interface")}
-    values |= {"worker_python": section.worker_python, "shared_directory": str(shared)}
-    for name, value in values.items():
-        if not re.fullmatch(r"[\w@%+=:,./~${}-]*", value, re.ASCII):
+    values = {name: getattr(section, name) for name in ("walltime", "interface", "worker_python")}
+    for name, value in (values | {"shared_directory": str(shared)}).items():
+        of_paths = "~${}" if name == "shared_directory" else ""
+        if not re.fullmatch(rf"[\w@%+=:,./{of_paths}-]*", value, re.ASCII):
             raise ConfigError(f"dask.{name} is {value!r}", "use a value without spaces and quotes")
     if any("\n" in directive for directive in section.directives):
         raise ConfigError("an entry of dask.directives has several lines", "write one option per entry")

@@ -153,7 +153,7 @@ def test_a_removed_key_is_named_once_and_stops_nothing(tmp_path: Path, caplog: p
     assert config.removed == ("dask.wait_s", "dask.qos")
     assert (config.dask.cores, config.dask.directives) == (2, ("--qos=low", "--exclusive"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"warning: {path}: no longer read: dask.wait_s (always 600); dask.qos (--qos=... in dask.directives); "
+        f"warning: {path}: removed keys: dask.wait_s (always 600); dask.qos (--qos=... in dask.directives); "
         "remove these keys"
     ]
 

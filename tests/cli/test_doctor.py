@@ -148,5 +148,5 @@ def test_keys_that_are_no_longer_read_are_named(tmp_path: Path) -> None:
     path = tmp_path / "almanac.toml"
     path.write_text('[mail]\nkeep_days = 3\n[dask]\nqos = "low"\n')
     _, found, *_ = check_config(App(str(path)))
-    said = "no longer read: mail.keep_days (always 90); dask.qos (--qos=... in dask.directives)"
+    said = "removed keys: mail.keep_days (always 90); dask.qos (--qos=... in dask.directives)"
     assert found == Check("configuration", "warn", said, "remove these keys")

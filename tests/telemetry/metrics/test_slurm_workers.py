@@ -89,6 +89,7 @@ def test_a_refusal_of_slurm_is_told_before_anything_is_started(tmp_path: Path) -
         {"walltime": "1\n#SBATCH --uid=0"},
         {"interface": "a b"},
         {"worker_python": "/bin/sh;id"},
+        {"worker_python": "/bin/sh${IFS}-c"},
         {"directives": ("--exclusive\nid",)},
     ],
 )
