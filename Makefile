@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo images test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing mutants docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo images test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing bench-trial bench-collector bench-watch mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -20,9 +20,10 @@ help:
 	@echo "make test-unit         tests without servers, but for the slow ones"
 	@echo "make test-cluster      tests on a real Slurm, MariaDB and Prometheus (root)"
 	@echo "make durations         measures which tests are slow (tests/slow.txt)"
-	@echo "make lint              ruff, mypy, import-linter, and whether tests/slow.txt fits the tests"
+	@echo "make lint              ruff, mypy, import-linter, scripts/house.py (its rules), and tests/slow.txt"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
-	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing: only those"
+	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing, bench-trial,"
+	@echo "                       bench-collector, bench-watch: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make mutants           break 60 random lines, and name those that no test notices (MUTANTS=\"--seed 36 --minutes 30\")"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
@@ -49,14 +50,15 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py
 	$(PYTEST) -q --collect-only --check-durations >/dev/null
 
 # Lint, and the images meanwhile, first: the last line of the output is pytest's summary.
-# Four processes for clusters, whose tests mostly wait (tests/conftest.py), and one for the rest on each of two cores.
+# Five processes for clusters, whose tests mostly wait (tests/conftest.py), and one for the rest on each of two cores.
 # With few examples; `make test-all` takes all.
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 --output-sync=recurse lint images
-	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile few $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -n 7 --durations=30 --hypothesis-profile few $(PYTEST_ARGS)
 
 images: servers
 	@[ -z "$(ALMANAC_REQUIRE_CLUSTER)$(ALMANAC_SITES)" ] || scripts/with-docker.sh true
@@ -65,7 +67,7 @@ images: servers
 test-all: export ALMANAC_REQUIRE_CLUSTER = 1
 test-all: export ALMANAC_EVERY_RELEASE = 1
 test-all: lint servers
-	scripts/with-docker.sh $(PYTEST) -n 6 --durations=30 --hypothesis-profile almanac $(PYTEST_ARGS)
+	scripts/with-docker.sh $(PYTEST) -n 7 --durations=30 --hypothesis-profile almanac $(PYTEST_ARGS)
 
 test-unit: $(STAMP)
 	$(PYTEST) -n 2 -m "not cluster and not slow" --hypothesis-profile fewest $(PYTEST_ARGS)
@@ -81,7 +83,7 @@ BENCHES = $(patsubst %,$(BIN)/python benchmarks/%.py || missed=1;,$(1)) exit $${
 
 bench: $(STAMP)
 	@rm -f build/bench/*.json
-	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing hooks,$(MAKE) bench-$(one) || missed=1;) \
+	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing trial collector watch hooks,$(MAKE) bench-$(one) || missed=1;) \
 	$(BIN)/python benchmarks/figures.py && exit $${missed:-0}
 
 bench-telemetry: $(STAMP)
@@ -91,7 +93,7 @@ bench-reports: $(STAMP)
 	@$(call BENCHES,job_reports report_backlog)
 
 bench-predictors: $(STAMP)
-	@$(call BENCHES,predictors)
+	@$(call BENCHES,predictors pending)
 
 bench-power: $(STAMP)
 	@$(call BENCHES,power)
@@ -107,6 +109,15 @@ bench-placement: $(STAMP)
 
 bench-packing: $(STAMP)
 	@$(call BENCHES,$(sort $(notdir $(basename $(wildcard benchmarks/packing_*.py)))))
+
+bench-trial: $(STAMP)
+	@$(call BENCHES,trial)
+
+bench-collector: $(STAMP)
+	@$(call BENCHES,collector)
+
+bench-watch: $(STAMP)
+	@$(call BENCHES,watch watch_round)
 
 bench-calibration: $(STAMP)
 	@$(call BENCHES,calibration)

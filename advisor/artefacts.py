@@ -2,9 +2,9 @@
 
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
                                mean.txt, change.txt, middle.txt (LightGBM)
-<models>/hbm/<version>/        meta.json (margins of the memory bound, recent waits)
-<models>/speed/<version>/      meta.json (speeds of the GPU types), where it has any
-<models>/services/<version>/   meta.json (what the site's own services learned), where it names any
+<models>/hbm/<version>/        meta.json (margins of the bounds of GPU memory, host memory, and CPUs; recent waits)
+<models>/speed/<version>/      meta.json (speeds of the GPU types), if it has any
+<models>/services/<version>/   meta.json (state of the site's own services), if there are any
 <models>/duration/current      the version in use of all, one line
 
 advisor.version_folders says how they are written. meta.json names the schema, the program's version, the data's
@@ -14,51 +14,38 @@ span and checksums of the models.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from advisor.duration.blend import Weights
+import msgspec
+
+from advisor import version_folders as folders
+from advisor.backtest import Scores
+from advisor.duration.blend import PREDICTED_AS_IT_IS
 from advisor.duration.features import NUMBERS
-from advisor.duration.model import TREES, DurationModel, Unseen
-from advisor.duration.rank_scale import PREDICTED_AS_IT_IS, RankScale
+from advisor.duration.model import CATEGORIES, TREES, DurationModel
 from advisor.duration.rolling import SiteMeans
-from advisor.duration.trees import CATEGORIES
-from advisor.duration.waits import WaitQuartiles
-from advisor.evaluation.scores import Scores
-from advisor.memory.calibration import Calibration, Margins
-from advisor.service import Trained
-from advisor.services.base import Learned
-from advisor.speed.learning import SpeedTable
-from advisor.tree_text import require_whole
-from advisor.version_folders import (
-    GARBLED,
-    RETRAIN,
-    checksum,
-    garbled,
-    make_version_folder,
-    new_version,
-    newest_whole,
-    read_current,
-    read_description,
-    read_text,
-    switch,
-    version_names,
-    write_version,
-)
+from advisor.memory.calibration import Calibration
+from advisor.service import Learned, Trained
+from advisor.types.learning import SpeedTable
+from advisor.waits.record import WaitGains
 from almanac import __version__
-from almanac.config import Predictor
 from almanac.errors import SchemaVersionError, StoreError
+from almanac.units import json_value
 
 SCHEMA = 4
 KINDS = ("duration", "hbm", "speed", "services")
 
 
-def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None = None) -> str:
-    """Writes all artefacts as a new version and makes it current; the version. Raises StoreError.
+def save(
+    trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None = None, speeds: SpeedTable | None = None
+) -> str:
+    """Write all artefacts as a new version and make it current; the version. Raises StoreError.
 
-    own: what the site's own services learned.
+    own: the state of the site's own services. speeds: of the site's GPU types.
     """
     meta = {
         "schema": SCHEMA,
@@ -69,22 +56,18 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
         "until_s": trained.until_s,
     }
     try:
-        taken = {name for kind in KINDS for name in version_names(models_dir / kind)}
-        version = new_version(trained.trained_s, taken)
-        _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, _texts(trained))
-        calibration = {
-            "risk": trained.calibration.risk,
-            "margins": {name: list(pair) for name, pair in trained.calibration.margins.items()},
-            "shared": {str(jobs): dict(margins) for jobs, margins in trained.calibration.shared.items()},
-        }
-        waits = {name: list(values) for name, values in trained.waits.table.items()}
-        _write(models_dir / "hbm" / version, {**meta, "calibration": calibration, "waits": waits}, {})
-        if trained.speeds.names:
-            _write(models_dir / "speed" / version, {**meta, "speeds": trained.speeds.to_json()}, {})
+        taken = {name for kind in KINDS for name in folders.version_names(models_dir / kind)}
+        version, texts = folders.new_version(trained.trained_s, taken), trained.model.texts if trained.model else {}
+        _write(models_dir / "duration" / version, {**meta, **_duration_meta(trained)}, texts)
+        calibration = msgspec.to_builtins(trained.calibration, str_keys=True)
+        waits = {"calibration": calibration, "recent_waits": msgspec.to_builtins(trained.waits)}
+        waits["host"] = msgspec.to_builtins(trained.host, str_keys=True)
+        _write(models_dir / "hbm" / version, {**meta, **waits}, {})
+        if speeds and speeds.names:
+            _write(models_dir / "speed" / version, {**meta, "speeds": speeds.to_json()}, {})
         if own:
-            services = {name: asdict(learned) for name, learned in own.items()}
-            _write(models_dir / "services" / version, {**meta, "services": services}, {})
-        switch(models_dir / "duration", version)
+            _write(models_dir / "services" / version, {**meta, "services": msgspec.to_builtins(own)}, {})
+        folders.switch(models_dir / "duration", version)
     except OSError as error:
         raise StoreError(
             f"{models_dir}: cannot write the trained models: {error}", "check disk space and permissions"
@@ -93,31 +76,29 @@ def save(trained: Trained, models_dir: Path, own: Mapping[str, Learned] | None =
 
 
 def load(models_dir: Path) -> Trained | None:
-    """The current version; None where nothing was trained yet. Raises StoreError, SchemaVersionError.
+    """The current version; None if nothing was trained yet. Raises StoreError, SchemaVersionError.
 
     If it is damaged, the newest whole one, with a warning.
     """
-    return newest_whole(models_dir / "duration", lambda version: _load(models_dir, version))
+    return folders.newest_whole(models_dir / "duration", lambda version: _load(models_dir, version))
 
 
 def _load(models_dir: Path, version: str) -> Trained:
     folder = models_dir / "duration" / version
     meta = read_meta(folder)
     hbm_meta = read_meta(models_dir / "hbm" / version)
-    speed_folder = models_dir / "speed" / version
-    speed_meta = read_meta(speed_folder) if speed_folder.is_dir() else None
     try:
-        return _trained(meta, read_texts(folder, meta), hbm_meta, speed_meta)
-    except GARBLED as error:
-        raise garbled(folder, error) from error
+        return _trained(meta, read_texts(folder, meta), hbm_meta)
+    except folders.GARBLED as error:
+        raise folders.garbled(folder, error) from error
 
 
 def load_speeds(models_dir: Path) -> SpeedTable | None:
-    """The speeds of the GPU types of the current version, empty if it has none; None where nothing was trained yet.
+    """The speeds of the GPU types of the current version, empty if it has none; None if nothing was trained yet.
 
     Raises StoreError, SchemaVersionError.
     """
-    return newest_whole(models_dir / "duration", lambda version: _load_speeds(models_dir / "speed" / version))
+    return folders.newest_whole(models_dir / "duration", lambda version: _load_speeds(models_dir / "speed" / version))
 
 
 def _load_speeds(folder: Path) -> SpeedTable:
@@ -126,14 +107,14 @@ def _load_speeds(folder: Path) -> SpeedTable:
     meta = read_meta(folder)
     try:
         return SpeedTable.from_json(meta["speeds"])
-    except GARBLED as error:
-        raise garbled(folder, error) from error
+    except folders.GARBLED as error:
+        raise folders.garbled(folder, error) from error
 
 
 def load_learned(models_dir: Path) -> dict[str, Learned]:
-    """What the site's own services learned in the current version; empty where they did not. Raises StoreError."""
-    folders = models_dir / "services"
-    return newest_whole(models_dir / "duration", lambda version: _load_learned(folders / version)) or {}
+    """Return what the site's own services learned in the current version; empty if they did not. Raises StoreError."""
+    loaded = folders.newest_whole(models_dir / "duration", lambda name: _load_learned(models_dir / "services" / name))
+    return loaded or {}
 
 
 def _load_learned(folder: Path) -> dict[str, Learned]:
@@ -141,13 +122,9 @@ def _load_learned(folder: Path) -> dict[str, Learned]:
         return {}
     meta = read_meta(folder)
     try:
-        return {str(name): Learned(int(each["updated_s"]), each["artefact"]) for name, each in meta["services"].items()}
-    except GARBLED as error:
-        raise garbled(folder, error) from error
-
-
-def _texts(trained: Trained) -> Mapping[str, str]:
-    return trained.model.texts if trained.model else {}
+        return msgspec.convert(meta["services"], dict[str, Learned])
+    except folders.GARBLED as error:
+        raise folders.garbled(folder, error) from error
 
 
 def _duration_meta(trained: Trained) -> dict[str, object]:
@@ -156,64 +133,23 @@ def _duration_meta(trained: Trained) -> dict[str, object]:
         "site": trained.site.to_json(),
         "gpu_time_quantiles_s": list(trained.gpu_time_quantiles_s),
         "model": _model_meta(trained.model) if trained.model else None,
-        "scores": {name: _without_nan(asdict(scores)) for name, scores in trained.scores.items()},
+        "scores": json_value(trained.scores),
     }
 
 
 def _model_meta(model: DurationModel) -> dict[str, object]:
-    return {
-        "predictor": model.predictor,
-        "sha256": {name: checksum(text) for name, text in model.texts.items()},
-        "vocabularies": {name: list(values) for name, values in model.vocabularies.items()},
-        "habit_s": model.habit_s,
-        "weights": asdict(model.weights),
-        "rank_weights": asdict(model.rank_weights),
-        "rank_scale": asdict(model.rank_scale),
-        "coverage": model.coverage,
-        "margins": {name: list(pair) for name, pair in model.margins.items()},
-        "trained_s": model.trained_s,
-        "unseen": [astuple(each) for each in model.unseen],
-    }
+    meta: dict[str, Any] = msgspec.to_builtins(model)
+    texts = meta.pop("texts")
+    return {**meta, "sha256": {name: folders.checksum(text) for name, text in texts.items()}}
 
 
 def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
-    return DurationModel(
-        predictor=cast(Predictor, str(meta["predictor"])),
-        texts=texts,
-        vocabularies={str(name): tuple(map(str, values)) for name, values in meta["vocabularies"].items()},
-        habit_s=float(meta["habit_s"]),
-        weights=_weights(meta["weights"]),
-        rank_weights=_weights(meta["rank_weights"]),
-        # A version of an older almanac ranked by the predicted run time as it is.
-        rank_scale=_rank_scale(meta["rank_scale"]) if "rank_scale" in meta else PREDICTED_AS_IT_IS,
-        coverage=float(meta["coverage"]),
-        margins={str(name): (float(low), float(high)) for name, (low, high) in meta["margins"].items()},
-        # A version of an older almanac has neither: the next training is then as the first one.
-        trained_s=int(meta.get("trained_s", 0)),
-        unseen=tuple(Unseen(int(a), int(b), float(c), float(d)) for a, b, c, d in meta.get("unseen", ())),
-    )
+    """A version of an older almanac ranked by the predicted run time as it is, and knew no unseen jobs."""
+    older = {"rank_scale": asdict(PREDICTED_AS_IT_IS), "trained_s": 0, "unseen": ()}
+    return msgspec.convert({**older, **meta, "texts": texts}, DurationModel)
 
 
-def _weights(values: Mapping[str, float]) -> Weights:
-    return Weights(**{name: float(value) for name, value in values.items()})
-
-
-def _rank_scale(values: Mapping[str, float]) -> RankScale:
-    return RankScale(**{name: float(value) for name, value in values.items()})
-
-
-def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    """NaN is not JSON: null stands for it."""
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-def _trained(
-    meta: Mapping[str, Any],
-    texts: Mapping[str, str],
-    hbm_meta: Mapping[str, Any],
-    speed_meta: Mapping[str, Any] | None,
-) -> Trained:
-    """speed_meta: None of a version without speeds, such as one of an older almanac."""
+def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mapping[str, Any]) -> Trained:
     return Trained(
         trained_s=int(meta["trained_s"]),
         jobs=int(meta["jobs"]),
@@ -222,30 +158,11 @@ def _trained(
         site=SiteMeans.from_json(meta["site"]),
         model=_model(meta["model"], texts) if texts else None,
         gpu_time_quantiles_s=tuple(map(float, meta["gpu_time_quantiles_s"])),
-        calibration=_calibration(hbm_meta["calibration"]),
+        calibration=msgspec.convert(hbm_meta["calibration"], Calibration, str_keys=True),
         scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
-        waits=WaitQuartiles({str(name): _wait(values) for name, values in hbm_meta["waits"].items()}),
-        speeds=SpeedTable.from_json(speed_meta["speeds"]) if speed_meta else SpeedTable(),
+        waits=msgspec.convert(hbm_meta.get("recent_waits", {}), WaitGains),
+        host=msgspec.convert(hbm_meta.get("host", {}), dict[str, Calibration], str_keys=True),
     )
-
-
-def _calibration(data: Mapping[str, Any]) -> Calibration:
-    margins = {str(name): Margins(*map(_number, pair)) for name, pair in data["margins"].items()}
-    # A version of an older almanac has no bounds for jobs that share a GPU.
-    shared = {
-        int(jobs): {str(name): float(margin) for name, margin in each.items()}
-        for jobs, each in data.get("shared", {}).items()
-    }
-    return Calibration(float(data["risk"]), margins, shared)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _wait(values: Sequence[Any]) -> tuple[int, float, float, float]:
-    jobs, median_s, low_s, high_s = values
-    return int(jobs), float(median_s), float(low_s), float(high_s)
 
 
 def read_scores(values: Mapping[str, float | None]) -> Scores:
@@ -254,30 +171,95 @@ def read_scores(values: Mapping[str, float | None]) -> Scores:
 
 
 def _write(folder: Path, meta: Mapping[str, object], texts: Mapping[str, str]) -> None:
-    make_version_folder(folder.parent, 1)
-    write_version(folder, meta, {f"{name}.txt": text for name, text in texts.items()})
+    folders.make_version_folder(folder.parent, 1)
+    folders.write_version(folder, meta, {f"{name}.txt": text for name, text in texts.items()})
 
 
 def current_version(models_dir: Path) -> str | None:
-    """None where nothing was trained yet. Raises StoreError."""
-    return read_current(models_dir / "duration")
+    """The name of the version in use; None if nothing was trained yet. Raises StoreError."""
+    return folders.read_current(models_dir / "duration")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    meta = read_description(folder, SCHEMA)
+    meta = folders.read_description(folder, SCHEMA)
     if meta.get("features", [*NUMBERS, *CATEGORIES]) != [*NUMBERS, *CATEGORIES]:
-        raise SchemaVersionError(f"{folder}: trained on other features than this almanac computes", RETRAIN)
+        raise SchemaVersionError(f"{folder}: trained on other features than this almanac computes", folders.RETRAIN)
     return meta
 
 
 def read_texts(folder: Path, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Empty where no model was trained. Raises StoreError for texts that LightGBM cannot take."""
+    """Read the texts of the model; none if no model was trained. Raises StoreError for texts unfit for LightGBM."""
     if meta.get("model") is None:
         return {}
-    texts = {name: read_text(folder / f"{name}.txt", meta["model"]["sha256"].get(name)) for name in TREES}
+    texts = {name: folders.read_text(folder / f"{name}.txt", meta["model"]["sha256"].get(name)) for name in TREES}
     for name, text in texts.items():
         try:
-            require_whole(text, [*NUMBERS, *CATEGORIES])
+            folders.require_whole(text, [*NUMBERS, *CATEGORIES])
         except ValueError as error:
-            raise StoreError(f"{folder}/{name}.txt: {error}", RETRAIN) from error
+            raise StoreError(f"{folder}/{name}.txt: {error}", folders.RETRAIN) from error
     return texts
+
+
+@dataclass(frozen=True)
+class Version:
+    """The content of a trained version's meta.json. fault: the reason why the rest is unknown, else ""."""
+
+    name: str
+    is_current: bool
+    fault: str = ""
+    code_version: str = ""
+    jobs: int = 0
+    since_s: int | None = None
+    until_s: int | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+
+
+def versions(models_dir: Path) -> list[Version]:
+    """List the trained versions, oldest first."""
+    current = current_version(models_dir)
+    return [_version(models_dir, name, name == current) for name in folders.version_names(models_dir / "duration")]
+
+
+def _version(models_dir: Path, name: str, is_current: bool) -> Version:
+    try:
+        meta = read_meta(models_dir / "duration" / name)
+        read_texts(models_dir / "duration" / name, meta)
+        read_meta(models_dir / "hbm" / name)
+        scores = {str(key): read_scores(values) for key, values in meta["scores"].items()}
+        return Version(
+            name, is_current, "", str(meta["code_version"]), int(meta["jobs"]), meta["since_s"], meta["until_s"], scores
+        )
+    except (StoreError, SchemaVersionError) as error:
+        return Version(name, is_current, str(error))
+    except folders.GARBLED as error:
+        return Version(name, is_current, f"meta.json lacks or garbles a field: {error!r}")
+
+
+def use(models_dir: Path, name: str) -> None:
+    """Make a version current. Raises StoreError if it is not there or cannot be used."""
+    folders.require_usable(_faults(models_dir), name)
+    folders.switch(models_dir / "duration", name)
+
+
+def roll_back(models_dir: Path) -> str:
+    """Make the newest usable version before the current one current; its name. Raises StoreError without one."""
+    version = folders.version_before(_faults(models_dir), current_version(models_dir))
+    folders.switch(models_dir / "duration", version)
+    return version
+
+
+def _faults(models_dir: Path) -> dict[str, str]:
+    return {version.name: version.fault for version in versions(models_dir)}
+
+
+def prune(models_dir: Path, keep: int, trained: str | None = None) -> list[str]:
+    """Remove all but the newest `keep` versions, and never the current one; the names of those removed.
+
+    trained: the version that was trained just now.
+    """
+    names = folders.version_names(models_dir / "duration")
+    removed = folders.outdated(names, keep, current_version(models_dir), trained)
+    for name in removed:
+        for kind in KINDS:
+            shutil.rmtree(models_dir / kind / name, ignore_errors=True)
+    return removed

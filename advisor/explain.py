@@ -10,15 +10,14 @@ import textwrap
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from advisor.decisions import tier as reasons
-from advisor.memory.evidence import SCRIPT, SIMILAR
+from advisor.memory import tier as reasons
 from almanac.names import SCRIPT_PREFIX, is_family
-from almanac.records import Advice, Duration, ExpectedWait, MemoryBound, Request, TierAdvice
-from almanac.units import format_count, format_duration, format_gib, printable
+from almanac.records import Advice, Duration, JobRequest, MemoryBound, TierAdvice, gain_text
+from almanac.units import format_count, format_duration, format_gib, printable, span_text
 
 COLUMNS = 80
 _KEPT_BLANK = "\xa0"
-"""A blank where no line may break. Names hold none: printable() replaces it."""
+"""A blank that no line breaks at. Names never hold it: printable() replaces it."""
 NO_GPU_LINE = "almanac: no memory tier to advise: the job asks for no GPU."
 
 
@@ -29,9 +28,9 @@ def explain(advice: Advice, why: bool = False) -> str:
     """
     lines = [
         _memory_line(advice),
+        f"  gain: {gain}" if (gain := advised_gain(advice)) else "",
         _change_line(advice),
         _no_slice_line(advice.tier),
-        _waits_line(advice),
         _not_counted_line(advice),
         _duration_line(advice),
         _priority_line(advice),
@@ -80,7 +79,7 @@ def _no_bound_line(advice: Advice) -> str:
 
 
 def why_no_advice(advice: Advice) -> str:
-    """Why no tier is advised, where the evidence does not support one; "" otherwise."""
+    """Say why no tier is advised, if the evidence does not support one; "" otherwise."""
     return printable(advice.tier.note) if advice.tier.reason in (reasons.NO_EVIDENCE, reasons.PAUSED) else ""
 
 
@@ -89,7 +88,7 @@ def on_gpus(gpus: int) -> str:
     return f" on {gpus} GPU{'' if gpus == 1 else 's'}"
 
 
-def family_text(request: Request) -> str:
+def family_text(request: JobRequest) -> str:
     """The job family as people read it: its key in quotes, or "this script"; the name of a job without a family."""
     key = request.name_key
     if key.startswith(SCRIPT_PREFIX) and key[1:] == request.script_key:
@@ -99,8 +98,8 @@ def family_text(request: Request) -> str:
 
 def _bound_text(advice: Advice, bound: MemoryBound) -> str:
     family = family_text(advice.request)
-    like = "names like " if bound.scope == SIMILAR and family.startswith('"') else ""
-    what = "this script" if bound.scope == SCRIPT else f"{like}{family}"
+    like = "names like " if bound.scope == "similar" and family.startswith('"') else ""
+    what = "this script" if bound.scope == "script" else f"{like}{family}"
     runs = f"your last {bound.runs} runs of {what} peaked at {format_gib(bound.highest_mib)} per GPU"
     one_in = f"about 1 in {format_count(_jobs_per_exceedance(bound.risk))}"
     if bound.bound_mib is None or not advice.tier.holds_bound:
@@ -109,7 +108,7 @@ def _bound_text(advice: Advice, bound: MemoryBound) -> str:
 
 
 def _slow_text(tier: TierAdvice) -> str:
-    """How long such jobs run on a MIG slice; "" for a whole GPU, and where that is not known."""
+    """Return how long such jobs run on a MIG slice; "" for a whole GPU, and if that is not known."""
     if tier.slow_down is None:
         return ""
     tenths = math.ceil(tier.slow_down * 10 - 0.5)
@@ -147,7 +146,7 @@ def _jobs_per_exceedance(risk: float) -> int:
 
 
 def with_tier(tier: TierAdvice, evidence: str) -> str:
-    """What to ask for, the evidence, and the exception, in this order; a text for wrapped()."""
+    """Return the advised option, the evidence, and the exception, in this order; a text for wrapped()."""
     name, asked = printable(tier.tier or ""), printable(tier.requested_tier or "")
     option = f" ({shell_option(tier.rewrite).replace(' ', _KEPT_BLANK)})" if tier.rewrite else ""
     match tier.reason:
@@ -180,7 +179,7 @@ def shell_option(option: str) -> str:
 
 
 def _change_line(advice: Advice) -> str:
-    """How far back the evidence goes, and what would change the advice."""
+    """Return how far back the evidence goes, and what would change the advice."""
     evidence = advice.evidence
     if evidence is None or evidence.changes_above_mib is None or evidence.since_s is None:
         return ""
@@ -192,24 +191,14 @@ def _date(time_s: int) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d")
 
 
-def _waits_line(advice: Advice) -> str:
-    """Recent waits of the tier advised and of the one asked for, if they differ enough."""
-    named = compared_waits(advice)
-    if not advice.tier.is_change or not named:
+def advised_gain(advice: Advice) -> str:
+    """The user's gain from the advised change; "" for no change, and if it is not known."""
+    tier = advice.tier
+    if not tier.is_change:
         return ""
-    parts = [
-        f"{printable(wait.tier)} {format_duration(wait.median_s)} (half of {format_count(wait.jobs)} jobs waited "
-        f"{format_duration(wait.low_s)} to {format_duration(wait.high_s)})"
-        for wait in named
-    ]
-    return f"  recent waits: {', '.join(parts)}"
-
-
-def compared_waits(advice: Advice) -> tuple[ExpectedWait, ...]:
-    """Recent waits of the tier advised and of the one asked for; empty unless both are known and differ enough."""
-    waits = {wait.tier: wait for wait in advice.waits}
-    advised, asked = waits.get(advice.tier.tier or ""), waits.get(advice.tier.requested_tier or "")
-    return (advised, asked) if advised and asked and advised.differs_from(asked) else ()
+    gain = next((each for each in advice.gains if each.asked == tier.requested_tier), None)
+    freed = printable(tier.requested_tier or "") if tier.reason == reasons.SMALLER else ""
+    return gain_text(format_duration(gain.gain_s) if gain else "", advice.request.gpu_count, freed)
 
 
 def _not_counted_line(advice: Advice) -> str:
@@ -233,6 +222,7 @@ _EXCLUDED = {
     "no telemetry": ("", " without telemetry"),
     "preallocated memory": ("", " with preallocated memory"),
     "possibly preallocated memory": ("", " with possibly preallocated memory"),
+    "memory shared with the host": ("", " on GPUs that share their memory with the host"),
     "GPU memory size unknown": ("", " on GPUs of unknown memory size"),
 }
 """Words before and after "runs", by reason."""
@@ -256,7 +246,7 @@ def _duration_line(advice: Advice) -> str:
         interval = ", too irregular for a range"
     elif duration.low_s is not None and duration.high_s is not None:
         low, high = format_duration(duration.low_s), format_duration(duration.high_s)
-        interval = f", usually {low} to {high}" if low != high else ""
+        interval = f", usually {span_text(low, high)}" if low != high else ""
     return (
         f"  predicted time: {format_duration(duration.duration_s)}{interval}{gpu_time} (from {_basis(duration)}{model})"
     )
@@ -267,19 +257,15 @@ def _basis(duration: Duration) -> str:
 
 
 def _priority_line(advice: Advice) -> str:
+    """Compare the job with recent ones. Its site factor, a number that users cannot compare, is in the reasons."""
     priority = advice.priority
-    if priority is None:
+    if priority is None or priority.share_longer is None:
         return ""
-    parts = [f"site factor {format_count(priority.site_factor)}"]
-    if priority.worth_wait_s is not None and abs(priority.worth_wait_s) >= 60:
-        place = "ahead of" if priority.worth_wait_s > 0 else "behind"
-        parts.append(f"ranks about {format_duration(abs(priority.worth_wait_s))} {place} a typical job")
-    if priority.share_longer is not None:
-        parts.append(f"{priority.share_longer:.0%} of recent jobs rank behind it")
+    parts = [f"by its predicted time, this job goes before {priority.share_longer:.0%} of recent jobs"]
     if priority.is_cautious:
         parts.append("a longer time counts, because your newest runs took longer than predicted")
     if priority.extra:
-        parts.append(f"options of this site add {format_count(priority.extra)}")
+        parts.append("options of this site raise it")
     return f"  priority: {'; '.join(parts)}"
 
 
@@ -287,21 +273,22 @@ def _why_duration(advice: Advice) -> str:
     duration = advice.duration
     if duration is None:
         return ""
-    rolling = f"the weighted mean of {_basis(duration)} is {format_duration(duration.rolling_s)}"
+    rolling = f"{_basis(duration)} took about {format_duration(duration.rolling_s)}, where newer and more similar ones "
+    rolling += "count more"
     if duration.model_s is None:
-        median = "" if duration.case.startswith("site") else "the median of your most similar recent runs; "
-        return f"  why this time: {median}{rolling}; no trained model is used"
+        return f"  why this time: {rolling}; no trained model is used"
     model = f"the site's model predicts {format_duration(duration.model_s)}"
     return f"  why this time: {model}; {rolling}; the prediction combines both"
 
 
 def _why_priority(advice: Advice) -> str:
-    if advice.priority is None:
+    priority = advice.priority
+    if priority is None:
         return ""
-    counted = format_duration(advice.priority.gpu_time_s)
     return (
-        f"  why this priority: the site factor falls with the logarithm of the GPU-time ({counted} counted); "
-        "the age of the job adds to it"
+        f"  why this priority: almanac's part of it is {format_count(priority.site_factor)} (Slurm's site factor): the "
+        f"less time on all GPUs together, the more; {format_duration(priority.gpu_time_s)} counted. Slurm adds to it "
+        "while the job waits"
     )
 
 
@@ -319,7 +306,7 @@ def to_json(advice: Advice) -> dict[str, object]:
     set_aside runs without evidence, by reason
     evidence  null, or what was looked at: scope, runs, since_s, until_s, newest_peaks_mib, ran_out_mib, ran_out_s,
               paused_until_s, changes_above_mib
-    waits     expected wait per tier: tier, jobs, median_s, low_s, high_s
+    gains     how much sooner jobs start in the advised tier than in others: asked, pairs, gain_s
     services  by name of the site's own service: updated_s, told (null: nothing), error (null: none)
     """
     return {
@@ -330,13 +317,13 @@ def to_json(advice: Advice) -> dict[str, object]:
         "priority": None if advice.priority is None else advice.priority.to_table(),
         "set_aside": dict(advice.excluded),
         "evidence": None if advice.evidence is None else dataclasses.asdict(advice.evidence),
-        "waits": [dataclasses.asdict(wait) for wait in advice.waits],
+        "gains": [dataclasses.asdict(gain) for gain in advice.gains],
         "services": dict(advice.services),
         "has_evidence": advice.has_evidence,
     }
 
 
-def request_table(request: Request) -> dict[str, object]:
+def request_table(request: JobRequest) -> dict[str, object]:
     names = ("gpu_count", "node_count", "constraints", "partition", "time_limit_s")
     own = {"user": request.user, "job_name": request.job_name, "name_key": request.name_key}
     return {**own, **{name: getattr(request, name) for name in names}}

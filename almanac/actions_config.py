@@ -14,7 +14,14 @@ MigMode = Literal["off", "observe", "apply"]
 MigRaiseMode = Literal["off", "apply"]
 PlacementMode = Literal["observe", "apply"]
 TypeSelector = Literal["constraint", "gres"]
-"""How a job asks for a GPU type at this site."""
+"""Form in which a job asks for a GPU type at this site."""
+FindingKind = Literal[
+    "idle", "unused_gpus", "hang", "memory_full", "throttled", "power_brake", "ecc", "row_remap", "xid", "host_memory",
+    "limit",
+]  # fmt: skip
+"""Things that the watch finds in running jobs."""
+CancelKind = Literal["idle", "hang"]
+"""Findings of jobs that do no work at all."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Power:
     )
     nodes_per_run: int = fixed(20, "most nodes of a set that one run powers down: a wrong forecast costs no more")
     holidays: str = key("", "country whose public holidays the forecast uses, such as US, DE, or CN")
-    idle_watts: float = key(800.0, "power of an idle node, W (a DGX-1; helios-qssf-ces, 4.3.3)", low=0)
+    idle_watts: float = key(800.0, "power of an idle node, W (a DGX-1; Hu et al., SC'21, 4.3.3)", low=0)
     asleep_watts: float = key(0.0, "power of a powered-down node, W", low=0)
     pue: float = key(1.5, "power usage effectiveness of the site", low=1, high=10)
     co2_kg_per_kwh: float = key(0.4, "kg of CO2 per kWh", low=0)
@@ -121,7 +128,7 @@ class MigRaise:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementSection:
     """GPU types of pending jobs whose owner accepts any type. Nothing is planned without partitions and types."""
 
     mode: PlacementMode = key("observe", "observe: only show and log plans; apply: change jobs in Slurm")
@@ -133,3 +140,44 @@ class Placement:
         "constraint", "constraint: --constraint names the type; gres: --gres or --gpus does (Slurm 24.11 and later)"
     )
     requeue: bool = key(False, "also requeue running jobs of almanac:movable, one a run, when they end sooner")
+
+
+@dataclass(frozen=True)
+class WatchSection:
+    """Actions on running jobs by what the watch finds. Each list is empty by default, so that nothing acts."""
+
+    message: tuple[FindingKind, ...] = key(
+        (), "findings that a job's owner is mailed about, once and then at most hourly"
+    )
+    operators: tuple[FindingKind, ...] = key((), "findings that watch.operators_mail gets, at most hourly for each job")
+    operators_mail: str = key("", "address of the operators, for watch.operators")
+    cancel: tuple[CancelKind, ...] = key(
+        (), "findings for which jobs of watch.partitions are cancelled, after two mails that warn the owner: idle, hang"
+    )
+    partitions: tuple[str, ...] = key((), "partitions whose jobs may be cancelled")
+    interactive_partitions: tuple[str, ...] = key(
+        (), "of these, the partitions whose interactive jobs (salloc, srun, Open OnDemand) may be cancelled, too"
+    )
+    cancel_min: int = key(
+        150,
+        "minutes that a job idles or hangs before it is cancelled: time for two mails, and to answer; "
+        "on generated sites 1 in 200 such jobs would have worked again, after 120 minutes 1 in 80",
+        low=90,
+        high=1440,
+    )
+
+
+@dataclass(frozen=True)
+class TrialRules:
+    """Rules for the verdicts of `almanac trial`."""
+
+    worse_users: float = key(
+        0.25, "most users that a change may leave worse off, as a share: any order that helps some delays others",
+        low=0, high=1,
+    )  # fmt: skip
+    least_weeks: int = fixed(3, "whole weeks to judge: two say nothing of how much weeks differ")
+    train_days: int = fixed(14, "days before them to learn from: the least that holds each weekday twice")
+    week_days: int = fixed(4, "days with data that a week needs to count: most of it, since missing is not zero")
+    confidence: float = fixed(
+        0.95, "of the interval over weeks: at most 1 in 40 subjects that gain nothing is switched on"
+    )

@@ -5,40 +5,30 @@
     advice = site.advise(sbatch_request(["-J", "train", "--gpus=4"], user="ann"))
     print(explain(advice))
 
-This is the one module of `almanac/` that uses the other packages; none of them imports it. It loads them when you call
-a function, so the import itself is quick.
+This is the one module of `almanac/` that uses the other packages; none of them imports it. What is slow to load it
+loads when you call a function.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from almanac.errors import RequestError, StoreError
+from almanac.errors import RequestError
+from slurm.sbatch import parse_submission
+from telemetry.site import Site
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from almanac.config import Config
-    from almanac.records import Advice, Request
-    from telemetry.store.cluster_store import ClusterStore
+    from almanac.records import Advice, JobRequest
+    from slurm.commands import SlurmCommands
 
 
-@dataclass(frozen=True)
-class SiteReader:
-    """One cluster in a store. clock: the time of each answer, in seconds since 1970. `open_site` makes it."""
-
-    store: ClusterStore
-    config: Config
-    clock: Callable[[], int]
-
-    @property
-    def cluster(self) -> str:
-        return self.store.cluster
+class SiteReader(Site):
+    """One cluster in a store, for reading. `open_site` makes it."""
 
     def jobs(
         self,
@@ -63,24 +53,26 @@ class SiteReader:
         frame.attrs["units"] = {name: UNITS[name] for name in names if name in UNITS}
         return frame
 
-    def advise(self, request: Request) -> Advice:
+    def advise(self, request: JobRequest) -> Advice:
         """The advice of `almanac advise` for request.user. Slurm is not asked for defaults. Raises StoreError."""
         from advisor.from_store import advise_from_store
 
-        return advise_from_store(self.store, request, self.config, self.clock())
+        return advise_from_store(self, request)
 
-    def report(self, job_id: int) -> dict[str, Any]:
-        """The report of one job as plain values, as `almanac report --json` prints it.
+    def report(self, job_id: int | str) -> dict[str, Any]:
+        """The answer about one job as plain values, as `almanac report --json` prints it; of an array, its last task.
 
-        Raises StoreError where the store does not hold the job.
+        Raises StoreError if no source has the job, NotAllowedError if it is another user's, and CommandError if Slurm
+        did not answer. A job that waits has `kind` "waiting".
         """
-        from reports.job.context import build
-        from reports.job.report import to_json
+        from reports.job.answer import answer_jobs, plain_answer
+        from reports.published.caller import StoreJobs
+        from slurm.named_jobs import parse_id
 
-        found = build(self.store, [job_id], self.config, self.clock(), has_series=False)
-        if not found:
-            raise StoreError(f"{self.store.root}: holds no job {job_id} of {self.cluster}", "run `almanac ingest`")
-        return to_json(found[0])
+        found = answer_jobs(self, StoreJobs(self, None), [parse_id(str(job_id))]).jobs[-1]
+        if found.state and found.state.error:
+            raise found.state.error
+        return plain_answer(found)
 
 
 def open_site(
@@ -88,30 +80,25 @@ def open_site(
     cluster: str = "",
     *,
     config: str | Path | None = None,
-    clock: Callable[[], int] = lambda: int(time.time()),
+    clock: Callable[[], float] = time.time,
+    run: SlurmCommands | None = None,
 ) -> SiteReader:
     """Open a store for reading.
 
     store, config: as `--store` and `--config` of the command line, with the same defaults. cluster: needed where the
-    store holds several. Raises ConfigError, StoreError. Only the permissions of the store's files limit what you see.
+    store holds several. clock: the time of each answer, in seconds since 1970. run: what runs Slurm's commands. Raises
+    ConfigError, StoreError. Only the permissions of the store's files limit what you see.
     """
-    from almanac.config_file import find_config, load_config
-    from telemetry.store.clusters import cluster_of
-    from telemetry.store.store import Store
-
-    settings = load_config(find_config(None if config is None else str(config)))
-    root = Path(store or os.environ.get("ALMANAC_STORE") or settings.store.path)
-    opened = Store.open(root, memory_limit_mib=settings.store.memory_limit_mib, threads=settings.store.threads)
-    return SiteReader(opened.of(cluster_of(opened, cluster or settings.site.cluster)), settings, clock)
+    site = SiteReader(str(config) if config else None, str(store) if store else None, cluster, clock, run=run)
+    _ = site.store
+    return site
 
 
-def sbatch_request(argv: Sequence[str], user: str) -> Request:
+def sbatch_request(argv: Sequence[str], user: str) -> JobRequest:
     """The request of the words that follow `sbatch`: options, then a script file, whose #SBATCH lines are read.
 
     The environment's SBATCH_* variables do not count. Raises RequestError.
     """
-    from telemetry.slurm.sbatch import parse_submission
-
     return parse_submission(argv, {}, _read_script).request(user, 0)
 
 

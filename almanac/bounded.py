@@ -59,7 +59,7 @@ def run(
     end_s = time.monotonic() + timeout_s
     program = shutil.which(argv[0], path=(os.environ if env is None else env).get("PATH"))
     if os.geteuid() == 0:
-        from almanac.trusted_file import require_trusted  # late: a user's sinfo at submission does not need it
+        from almanac.files import require_trusted  # late: a user's sinfo at submission does not need it
 
         require_trusted(program or argv[0])
     output = subprocess.DEVNULL if see_error else subprocess.PIPE

@@ -4,28 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
-import logging
+import json
 import os
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from almanac.addresses import is_address, is_pattern
-from almanac.config import MOST_LINKS, PLACEHOLDER, PLACEHOLDERS, Config, GpuType, Link, NodeSet, Tier
+from almanac.config import (
+    MOST_LINKS,
+    PLACEHOLDER,
+    PLACEHOLDERS,
+    REMOVED,
+    Config,
+    GpuModel,
+    GpuType,
+    Link,
+    NodeSet,
+    Prometheus,
+    Tier,
+)
 from almanac.errors import ConfigError
-from almanac.mig import compute_slices
-from almanac.removed_keys import said_of, without_removed
-from almanac.slices import real_capacities
+from almanac.files import read_trusted
+from almanac.hardware import compute_slices, use_models
+from almanac.names import is_address, is_pattern
 from almanac.submit_config import keys_of
-from almanac.trusted_file import read_trusted
+from almanac.tiers import real_capacities
 from almanac.units import printable
+
+INSTEAD = {key: text for removed in REMOVED.values() for key, text in removed.items()}
+_SECTIONS = {key.partition(".")[0] for key in INSTEAD}
+
+
+def without_removed(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return parsed TOML without its removed keys, and their names. A section that lost all its keys is left out."""
+    kept: dict[str, Any] = {}
+    found: list[str] = []
+    for section, content in data.items():
+        if isinstance(content, dict):
+            gone = [key for key in content if f"{section}.{key}" in INSTEAD]
+            found += [f"{section}.{key}" for key in gone]
+            content = {key: value for key, value in content.items() if key not in gone} | _moved(section, content)
+        if content != {} or section not in _SECTIONS:
+            kept[section] = content
+    return kept, tuple(found)
+
+
+def _moved(section: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that took over the values of removed keys. A value of a wrong type is left out."""
+    values = [(name, content.get(name)) for name in ("account", "partition", "qos")] if section == "dask" else []
+    if section == "prometheus" and content.get("exporter") in ("dcgm", "jobstats") and "names" not in content:
+        return {"names": content["exporter"]}
+    options = [f"--{name}={value}" for name, value in values if isinstance(value, str) and value]
+    present = content.get("directives", [])
+    return {"directives": [*options, *present]} if options and isinstance(present, list) else {}
+
+
+def said_of(removed: Iterable[str]) -> str:
+    """Removed keys of a file, each with what stands in its place."""
+    return "; ".join(f"{key} ({INSTEAD[key]})" for key in removed)
+
 
 _MOST_BYTES = 4 << 20
 _MOST = 2**53
@@ -45,14 +88,14 @@ def find_config(explicit: str | None = None) -> Path | None:
     """
     for origin, named in (("--config", explicit), ("$ALMANAC_CONFIG", os.environ.get("ALMANAC_CONFIG"))):
         if named:
-            if not _is_file(Path(named)):
+            if not os.path.isfile(named):  # noqa: PTH113 - False in a folder that may not be looked into
                 raise ConfigError(f"{origin} names {named}, which is not a file", "correct the path, or leave it out")
             return Path(named)
     files = [SYSTEM_FILE]
     with contextlib.suppress(RuntimeError):  # no HOME, and no such user
         home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         files.append(home / "almanac" / "config.toml")
-    found = next((path for path in files if _is_file(path)), None)
+    found = next((path for path in files if os.path.isfile(path)), None)  # noqa: PTH113
     if found and found != SYSTEM_FILE and found.stat().st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"{found} belongs to uid {found.stat().st_uid}, and you are uid {os.geteuid()}",
@@ -61,20 +104,13 @@ def find_config(explicit: str | None = None) -> Path | None:
     return found
 
 
-def _is_file(path: Path) -> bool:
-    """Whether a file is there; a folder that may not be looked into holds none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def load_config(path: Path | None) -> Config:
     """The configuration of a file, or the defaults. Raises ConfigError naming file, key and remedy.
 
     Root refuses a file that others can change: it names programs to run.
     """
     if path is None:
+        use_models(())
         return Config()
     try:
         text = read_trusted(path, (), _MOST_BYTES, is_strict=False)
@@ -88,12 +124,15 @@ def load_config(path: Path | None) -> Config:
     config = parse_config(data, str(path))
     if config.removed:
         _warn(f"warning: {path}: removed keys: {said_of(config.removed)}; remove these keys")
+    use_models(config.gpu_models)
     return dataclasses.replace(config, source=str(path))
 
 
 @functools.cache
 def _warn(text: str) -> None:
     """Warn once in a process, on stderr unless the caller of the Python API has set up logging."""
+    import logging  # late: seldom needed
+
     logging.getLogger("almanac").warning("%s", text)
 
 
@@ -101,11 +140,16 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     """A Config of parsed TOML. Raises ConfigError."""
     data, removed = without_removed(data)
     sections = {each.name: type(each.default) for each in keys_of(Config)}
-    _refuse_unknown(data, list(sections), f"{where}: unknown section")
+    refuse_unknown(data, [*sections, "prometheus_names"], f"{where}: unknown section")
+    own_names = data.pop("prometheus_names", {})
+    if not isinstance(own_names, dict):
+        raise ConfigError(f"{where}: prometheus_names is {_shown(own_names)}", "write [prometheus_names.NAME] tables")
     values: dict[str, Any] = {}
     for name, content in data.items():
         if name in _TABLES:
             values[name] = _parse_tables(name, content, where)
+        elif name == "prometheus" and isinstance(content, dict):
+            values[name] = _parse_prometheus(content, own_names, where)
         elif isinstance(content, dict):
             values[name] = _parse_section(sections[name], content, f"{where}: {name}.")
         else:
@@ -116,9 +160,36 @@ def parse_config(data: dict[str, Any], where: str = "configuration") -> Config:
     return config
 
 
-def _refuse_unknown(data: dict[str, Any], valid: list[str], what: str) -> None:
+_INHERITED = ("timeout_s", "lookback_days", "delay_s", "host_suffix", "ca_file")
+
+
+def _parse_prometheus(content: dict[str, Any], own_names: dict[str, Any], where: str) -> Prometheus:
+    """The section, with its further servers. They inherit no login: it is for one server."""
+    tables, main = content.get("server", []), {key: value for key, value in content.items() if key != "server"}
+    if not isinstance(tables, list) or not all(isinstance(item, dict) for item in tables):
+        raise ConfigError(f"{where}: prometheus.server must be an array of tables", "write [[prometheus.server]]")
+    inherited = {key: value for key, value in main.items() if key in _INHERITED}
+    more = [_parse_section(Prometheus, {**inherited, **item}, f"{where}: [[prometheus.server]] number {number}.")
+            for number, item in enumerate(tables, 1)]  # fmt: skip
+    section: Prometheus = dataclasses.replace(
+        _parse_section(Prometheus, main, f"{where}: prometheus."),
+        own_names=own_names,
+        more=tuple(dataclasses.replace(each, own_names=own_names) for each in more),
+    )
+    for number, each in enumerate(more, 1):
+        if not _SET_NAME.fullmatch(each.name) or [other.name for other in more].count(each.name) > 1 or not each.url:
+            said = f"{where}: [[prometheus.server]] number {number} has the name {_shown(each.name)} and "
+            said += "an address" if each.url else "no url"
+            raise ConfigError(said, "give each a url, and a name of its own: letters, digits, ., _ and -")
+    return section
+
+
+def refuse_unknown(data: Mapping[str, Any], valid: Sequence[str], what: str) -> None:
+    """Raise ConfigError for a key that is not valid; it names the nearest valid one."""
     for key in data:
         if key not in valid:
+            import difflib  # late: seldom needed
+
             near = difflib.get_close_matches(key[:80], valid, n=1, cutoff=0.0)
             raise ConfigError(f"{what} {_shown(key)}", f"did you mean {near[0]!r}? valid: {', '.join(valid)}")
 
@@ -126,7 +197,7 @@ def _refuse_unknown(data: dict[str, Any], valid: list[str], what: str) -> None:
 def _parse_section(cls: type[Any], data: dict[str, Any], place: str) -> Any:
     """An instance of a section's class. place: what a message puts before the name of a key."""
     keys = {each.name: each.metadata for each in keys_of(cls)}
-    _refuse_unknown(data, list(keys), f"{place[:-1]}: unknown key")
+    refuse_unknown(data, list(keys), f"{place[:-1]}: unknown key")
     kinds = typing.get_type_hints(cls)
     return cls(**{key: _converted(value, kinds[key], keys[key], place + key) for key, value in data.items()})
 
@@ -148,7 +219,10 @@ def _expected(kind: Any, low: float | None, high: float | None) -> tuple[str, st
         words = ", ".join(typing.get_args(kind))
         return f"one of: {words}", f"use one of: {words}"
     if typing.get_origin(kind) is tuple:
-        return "a list of strings", 'write ["a", "b"]'
+        chosen = typing.get_args(typing.get_args(kind)[0])
+        return f"a list of {', '.join(chosen) or 'strings'}", f"write {json.dumps(chosen[:1] or ['a', 'b'])}"
+    if kind == float | None:
+        return "a number above 0", "leave out what you do not know"
     if kind not in (int, float):
         return kind.__name__, "correct the value's type"
     limits = f"{low} to {high}" if high is not None else f"up to {_MOST}" if low is None else f"at least {low}"
@@ -217,6 +291,21 @@ def _check_gpu_type(one: GpuType, where: str) -> None:
     _check_one(one, ("constraint", "gres", "partition"), where)
 
 
+def _check_gpu_model(one: GpuModel, where: str) -> None:
+    for name in (one.name, *one.labels):
+        if not name.strip() or printable(name, 80) != name:
+            said = f"{where}: a name or label is {_shown(name)}, expected 1 to 80 printable characters"
+            raise ConfigError(said, 'write it as the exporter shows it, such as "NVIDIA H100 80GB HBM3"')
+    if not one.name or not one.labels or one.hbm_mib <= 0:
+        said = f"{where} ({_shown(one.name)}): needs a name, labels, and hbm_mib above 0"
+        raise ConfigError(said, "copy the entry that almanac doctor shows")
+    for each in keys_of(GpuModel):
+        value = getattr(one, each.name)
+        if isinstance(value, float) and not 0 < value < _MOST**2:
+            said = f"{where} ({one.name}): {each.name} is {_shown(value)}, expected a number above 0"
+            raise ConfigError(said, "leave out what you do not know")
+
+
 def _check_together(config: Config, where: str) -> None:
     """Raise ConfigError for what a key alone does not show."""
     if config.site.help_url:
@@ -238,10 +327,16 @@ def _check_retention(config: Config, where: str) -> None:
 
 
 def _check_addresses(config: Config, where: str) -> None:
-    for name, address in (("reply_to", config.mail.reply_to), ("bcc", config.mail.bcc)):
-        if address and not is_address(address):
-            said = f"{where}: mail.{name} is {_shown(address)}, expected one address"
+    mail, watch = config.mail, config.watch
+    addresses = {"mail.reply_to": mail.reply_to, "mail.unsubscribe": mail.unsubscribe}
+    for name, address in {**addresses, "watch.operators_mail": watch.operators_mail}.items():
+        if name == "mail.unsubscribe" and "://" in address:
+            _check_page(address, f"{where}: {name}")
+        elif address and not is_address(address):
+            said = f"{where}: {name} is {_shown(address)}, expected one address"
             raise ConfigError(said, "write, for example, gpu-help@example.org, without a name or a comma")
+    if watch.operators and not watch.operators_mail:
+        raise ConfigError(f"{where}: watch.operators is set, and watch.operators_mail is empty", "name their address")
     if config.mail.address_command and not config.mail.address_command[0].startswith("/"):
         said = f"{where}: mail.address_command starts with {_shown(config.mail.address_command[0])}"
         raise ConfigError(said, 'write the full path of the program, such as "/usr/local/bin/mail-of"')
@@ -282,6 +377,7 @@ def _check_url(url: str, where: str) -> None:
 _TABLES: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "tiers": (Tier, _check_tier),
     "gpu_types": (GpuType, _check_gpu_type),
+    "gpu_models": (GpuModel, _check_gpu_model),
     "node_sets": (NodeSet, _check_node_set),
     "links": (Link, _check_link),
 }

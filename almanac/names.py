@@ -1,6 +1,7 @@
-"""The family key of a job: one ASCII mask that Python and Lua compute alike.
+"""Names of jobs and users: the family key of a job, and the mail address of a user.
 
-The rule, on the first 255 bytes of the name (UTF-8), in this order; test vectors are in `name_mask_vectors.json`:
+The family key is one ASCII mask that Python and Lua compute alike. The rule, on the first 255 bytes of the name
+(UTF-8), in this order; test vectors are in `name_mask_vectors.json`:
 
 1. every run of bytes that are "?", "_" or outside 0x21..0x7e becomes one "_"; A-Z become a-z;
 2. a UUID (8-4-4-4-12 hex digits) becomes "#";
@@ -15,6 +16,9 @@ by the workflow's rule in its comment, if there is one: Snakemake writes "rule_N
 Runs, and "?", because slurmdbd keeps another name than slurmctld was given: its database writes one "?" for each byte
 that is not UTF-8 and, with a 3-byte character set, one for a character of four bytes. Both names need the same key.
 255 bytes, because slurmdbd keeps no more of a name.
+
+Addresses have fewer characters than RFC 5321 allows, as mail systems give some of the others ("|", "/", "%", "!") a
+meaning.
 """
 
 from __future__ import annotations
@@ -112,7 +116,7 @@ def _is_identifier(word: bytes) -> bool:
 def _identifies(key: str) -> bool:
     """Return True if a word of the key is more than a generic name, a part of a hash, or a single letter.
 
-    Beside digits, two or three letters count only if they could not be hex digits.
+    Next to digits, two or three letters count only if they could not be hex digits.
     """
     words, beginnings = _generic()
     if key.startswith(beginnings):
@@ -133,3 +137,52 @@ def _generic() -> tuple[frozenset[str], tuple[str, ...]]:
         text = file.read()
     words = " ".join(line for line in text.splitlines() if not line.startswith("#")).split()
     return frozenset(words), tuple(word[:-1] for word in words if word.endswith("*"))
+
+
+_LOCAL = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL}){{0,20}}")
+_USER = re.compile(_LOCAL)
+_LONGEST_USER = "u" * 32  # of useradd
+
+
+def is_domain(text: str) -> bool:
+    return bool(_DOMAIN.fullmatch(text)) and len(text) <= 253
+
+
+def is_address(text: str) -> bool:
+    """Return True for an address to which mail may go: a local user's name, or name@domain, in ASCII."""
+    local, at, domain = text.partition("@")
+    is_local = bool(_USER.fullmatch(local)) and ".." not in local and not local.endswith(".")
+    return is_local and (not at or is_domain(domain))
+
+
+def address_of(user: str, pattern: str) -> str | None:
+    """Return the address by mail.recipient, or None: "@" in a user's name must not say where mail goes."""
+    address = pattern.replace("{user}", user)
+    return address if _USER.fullmatch(user) and is_address(address) else None
+
+
+def is_pattern(pattern: str) -> bool:
+    """Return True if the pattern gives each user with a usual name an address of their own."""
+    local, _, domain = pattern.partition("@")
+    if "{user}" not in local or "{user}" in domain:  # not every user's name is that of a host
+        return False
+    return None not in (address_of(user, pattern) for user in ("u", _LONGEST_USER))
+
+
+FRAMEWORKS = {
+    "pytorch": {"torch", "pytorch", "torchrun", "ddp", "fsdp", "deepspeed", "lightning", "megatron"},
+    "jax": {"jax", "flax", "maxtext"},
+    "gromacs": {"gmx", "gromacs", "mdrun"},
+    "tensorflow": {"tensorflow", "keras"},
+    "vllm": {"vllm"},
+}
+"""Words of job names and commands that show a framework. Its advice is in reports/job/rules.toml."""
+
+
+def framework_of(text: str) -> str | None:
+    """The framework that a job's name or command shows; None without one, and for several."""
+    words = set(re.findall("[a-z]+", text.lower()))
+    found = [name for name, own in FRAMEWORKS.items() if not words.isdisjoint(own)]
+    return found[0] if len(found) == 1 else None

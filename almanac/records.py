@@ -1,4 +1,4 @@
-"""Records that the layers hand to each other: frozen, without behavior of their own."""
+"""Records that the layers hand to each other: all frozen but `Counts`, with at most small methods of their own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TierReason = Literal[
     "no GPU", "no tiers", "no evidence", "paused", "ran out", "none large enough", "choice", "fits", "smaller",
     "larger", "name it", "not rewritable",
 ]  # fmt: skip
-"""Reasons to advise a tier, or none; advisor.decisions.tier has the constants."""
+"""Reasons to advise a tier, or none; advisor.memory.tier has the constants."""
 
 
 @dataclass
 class Counts:
-    """What became of the records of one run. Nothing is lost silently: seen == kept + sum(dropped).
+    """The fate of the records of one run. Nothing is lost silently: seen == kept + sum(dropped).
 
     notes: what records that were kept lack, such as a name.
     """
@@ -55,10 +55,10 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """One submission, as known at submit time. Counts are of the whole job (one array task).
 
-    script_key: of telemetry.slurm.script_key; "" where no script is known. rule: key of the workflow's rule that the
+    script_key: of slurm.sbatch; "" if no script is known. rule: key of the workflow's rule that the
     job's comment names (almanac.names.rule_key); "" or "-" without one. gpu_options: options but --gres that name
     GPUs, with their texts. may_use_more: the job can get more GPUs than gpu_count, or whole nodes, because its numbers
     of nodes and tasks leave that open.
@@ -93,7 +93,7 @@ class Request:
 
     @property
     def is_one_gpu(self) -> bool:
-        """Whether the job surely uses one GPU on one node. Only such a job can use a MIG slice."""
+        """True if the job surely uses one GPU on one node. Only such a job can use a MIG slice."""
         return self.gpu_count == 1 and self.node_count <= 1 and not self.may_use_more
 
 
@@ -106,7 +106,7 @@ class Duration:
     """A predicted run time, seconds, and GPU-time, GPU-seconds.
 
     rolling_s and model_s are the two estimates blended; model_s is None without a trained model.
-    case names the rolling estimate's case: "name", "user" or "site" (helios-qssf-ces, algorithm 1).
+    case names the rolling estimate's case: "name", "user" or "site" (Hu et al., SC'21, algorithm 1).
     low_s and high_s bound 80% of such jobs; None without a trained model.
     """
 
@@ -121,7 +121,7 @@ class Duration:
 
     @property
     def is_regular(self) -> bool:
-        """Whether the interval is narrow enough to show: its end is at most MAX_SPAN times its start."""
+        """True if the interval is narrow enough to show: its end is at most MAX_SPAN times its start."""
         return self.low_s is not None and self.high_s is not None and self.high_s <= MAX_SPAN * self.low_s
 
 
@@ -151,7 +151,7 @@ class MemoryEvidence:
 
     ran_out_mib: capacity of the GPUs on which a run of the family seems to have run out of memory; ran_out_s: when the
     last one did. paused_until_s: no advice before then, because it happened on a smaller tier than before.
-    changes_above_mib: a peak above this would lead to another tier; None where no bound leads to a tier.
+    changes_above_mib: a peak above this would lead to another tier; None if no bound leads to a tier.
     """
 
     scope: MemoryScope
@@ -165,34 +165,53 @@ class MemoryEvidence:
     changes_above_mib: float | None = None
 
 
+@dataclass(frozen=True)
+class HostOption:
+    """Another size of a resource of the host to ask for. resource: "memory" (MiB) or "cpus".
+
+    option: as typed. size: of the option; given: what the job had; highest: the highest need of the `runs` of its
+    family. risk: accepted probability that such a job needs more than size.
+    """
+
+    resource: str
+    option: str
+    size: float
+    given: float
+    highest: float
+    runs: int
+    risk: float
+
+
 WAIT_DIFFERENCE_S, WAIT_DIFFERENCE_FRAC = 60.0, 0.2
-"""Waits are shown if their medians differ by more than this, and by more than this share of the longer one (almanac's
-own choice)."""
+"""A gain is said if it is more than this, and more than this share of the usual wait (almanac's own choice)."""
 
 
 @dataclass(frozen=True)
-class ExpectedWait:
-    """Recent waits of jobs like this in one tier, seconds: median, and the middle half; over `jobs` jobs."""
+class WaitGain:
+    """Seconds by which a job starts sooner in the advised tier than in `asked`: at least half of `pairs` jobs did."""
 
-    tier: str
-    jobs: int
-    median_s: float
-    low_s: float
-    high_s: float
+    asked: str
+    pairs: int
+    gain_s: float
 
-    def differs_from(self, other: ExpectedWait) -> bool:
-        """Whether the medians differ enough to matter to somebody who chooses between the two tiers."""
-        longer_s = max(self.median_s, other.median_s)
-        return abs(self.median_s - other.median_s) > max(WAIT_DIFFERENCE_S, WAIT_DIFFERENCE_FRAC * longer_s)
+
+def gain_text(earlier: str, gpus: int, freed: str) -> str:
+    """Say what a change gains the user: "it starts about 40 min earlier (half of such jobs did) and frees 3 hbm80g".
+
+    earlier: the time; freed: the larger tier that is not used. "" for what is not known, and without either.
+    """
+    starts = [f"starts about {earlier} earlier (half of such jobs did)"] if earlier else []
+    frees = [f"frees {gpus} {freed} for others"] if freed else []
+    return f"it {' and '.join([*starts, *frees])}" if starts or frees else ""
 
 
 @dataclass(frozen=True)
 class TierAdvice:
-    """The tier to ask for, None where there is no advice; reason says why. rewrite: the sbatch option to use.
+    """The tier to ask for, None without advice; reason says why. rewrite: the sbatch option to use.
 
     holds_bound: False if the memory bound cannot be stated or is larger than the tier advised. slow_down: run time on
-    the advised MIG slice, as a multiple of that on a whole GPU; None for a whole GPU, and where it is not known.
-    no_slice: why no smaller MIG slice is advised, although one holds the bound; "" where none does.
+    the advised MIG slice, as a multiple of that on a whole GPU; None for a whole GPU, and if unknown. no_slice: why no
+    smaller MIG slice is advised, although one holds the bound; else "".
     """
 
     tier: str | None
@@ -208,12 +227,13 @@ class TierAdvice:
 
 @dataclass(frozen=True)
 class PriorityAdvice:
-    """site_factor: 0 or more; the greater starts earlier. gpu_time_s: the predicted GPU-time behind it, GPU-seconds.
+    """The site factor of a job, and what it rests on.
 
-    rank_gpu_time_s: what the site factor is computed from. share_longer: share of recent jobs that rank behind it.
-    worth_wait_s: lead over a typical (median) recent job, seconds of waiting; negative behind it. Both None without
-    recent jobs. is_cautious: more than the predicted time counted, because the user's runs overrun. extra: the points
-    that options of the site add.
+    site_factor: 0 or more; jobs with a greater one start earlier. gpu_time_s: the predicted GPU-time behind it,
+    GPU-seconds. rank_gpu_time_s: the GPU-time from which the site factor is computed. share_longer: share of recent
+    jobs that rank behind it. worth_wait_s: lead over a typical (median) recent job, seconds of waiting; negative behind
+    it. Both are None without recent jobs. is_cautious: more than the predicted time counted, because the user's runs
+    overrun. extra: the points that options of the site add.
     """
 
     site_factor: int
@@ -241,20 +261,21 @@ class PriorityAdvice:
 class Advice:
     """The advice for one submission; advisor.explain renders it.
 
+    gains: of the advised tier over others.
     excluded: excluded runs by reason. services: results of the site's own services, by name.
     """
 
-    request: Request
+    request: JobRequest
     tier: TierAdvice
     bound: MemoryBound | None = None
     duration: Duration | None = None
     priority: PriorityAdvice | None = None
     excluded: Mapping[str, int] = field(default_factory=dict)
     evidence: MemoryEvidence | None = None
-    waits: tuple[ExpectedWait, ...] = ()
+    gains: tuple[WaitGain, ...] = ()
     services: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_evidence(self) -> bool:
-        """Whether the history has jobs of this user to learn from."""
+        """True if the history has jobs of this user to learn from."""
         return self.bound is not None or (self.duration is not None and self.duration.case != "site")

@@ -18,7 +18,7 @@ _USER_INFO = re.compile(r"://[^/\s@]{1,500}@")
 
 
 def forms(secret: str, user: str = "") -> tuple[str, ...]:
-    """How a secret can come back, longest first: plain, in an address, in Basic, AUTH PLAIN and AUTH LOGIN."""
+    """Return the forms of a secret, longest first: plain, in an address, Basic, AUTH PLAIN and LOGIN."""
     if not secret:
         return ()
     pairs = (secret, f"{user}:{secret}", f"\0{user}\0{secret}", f"{user}\0{user}\0{secret}")

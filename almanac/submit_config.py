@@ -15,13 +15,13 @@ SubmitMode = Literal["off", "show", "ask", "apply"]
 TierKind = Literal["constraint", "gres", "partition"]
 """The key that selects a tier."""
 MAX_COMPUTE_SLICES = 7
-"""Of a MIG slice on any GPU."""
+"""Most compute slices of a MIG slice on any GPU."""
 MAX_WAIT_AGE_S = 600
 """Age in seconds above which published waits are not used: a queue changes within minutes."""
 MIN_TYPE_GAIN = 0.15
 """Share of the time until the end that another GPU type must save: below it, the estimates are too rough for advice."""
 SITE = "_site"
-"""In the place of a uid: the folder or file for everybody."""
+"""Name of the folder or file for everybody, in the place of a uid."""
 
 
 def key(default: Any, about: str, low: float | None = None, high: float | None = None, is_secret: bool = False) -> Any:
@@ -55,10 +55,12 @@ class Priority:
     tau_hours: float = key(
         24.0, "tau, the goal of doctor: hours that a job waits longer if it is e times as long", low=0.1
     )
-    relief_users: tuple[str, ...] = key((), "users whose jobs get relief_points extra (helios-qssf-ces, implication 7)")
+    relief_users: tuple[str, ...] = key(
+        (), "users whose jobs get relief_points extra (Hu et al., SC'21, implication 7)"
+    )
     relief_points: int = key(0, "added to the site factor of jobs of relief_users", low=0, high=1_000_000)
     short_gpu_time_s: float = key(
-        0.0, "jobs with at most this predicted GPU-time get short_points extra (helios-qssf-ces, implication 6)", low=0
+        0.0, "jobs with at most this predicted GPU-time get short_points extra (Hu et al., SC'21, implication 6)", low=0
     )
     short_points: int = key(0, "added to the site factor of short jobs", low=0, high=1_000_000)
 
@@ -92,13 +94,13 @@ class Tier:
 
     def __post_init__(self) -> None:
         if not self.compute_slices and "g." in self.gres.lower():
-            from almanac.mig import compute_slices  # late: it loads a reader of TOML
+            from almanac.hardware import compute_slices  # late: it loads a reader of TOML
 
             object.__setattr__(self, "compute_slices", compute_slices(self.gres) or 0)
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a MIG slice: CUDA uses one per process, and slices share no memory."""
+        """True for a MIG slice: CUDA uses one per process, and slices share no memory."""
         return self.compute_slices > 0
 
     @property

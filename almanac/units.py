@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 DAY_S, HOUR_S = 86_400, 3600
 MOST_USER_TEXT = 65_536
@@ -15,7 +17,7 @@ MOST_USER_TEXT = 65_536
 def parse_time_limit(text: str) -> int | None:
     """Seconds of a Slurm time: "90" (minutes), "MM:SS", "HH:MM:SS", "D-HH[:MM[:SS]]". None: no limit.
 
-    Raises ValueError, naming the text, where it is none of these.
+    Raises ValueError, naming the text, for any other text.
     """
     text = text.strip()
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
@@ -54,8 +56,13 @@ def format_moment(time_s: int) -> str:
 
 
 def format_gib(mib: float) -> str:
-    """MiB as GiB with one decimal: "21.3 GiB"."""
-    return f"{mib / 1024:.1f} GiB"
+    """MiB as GiB with one decimal: "21.3 GiB". Less than 0.1 GiB is in MiB: "13 MiB"."""
+    return f"{max(mib, 1):.0f} MiB" if 0 < mib < 102.4 else f"{mib / 1024:.1f} GiB"
+
+
+def span_text(low: str, high: str) -> str:
+    """A range of two texts, "40 s to 2 min"; one of them if they are equal."""
+    return low if low == high else f"{low} to {high}"
 
 
 def format_short_duration(seconds: float) -> str:
@@ -76,6 +83,22 @@ def format_number(number: float, digits: int = 4) -> str:
 def format_count(number: int) -> str:
     """12345 as "12,345"."""
     return f"{number:,}"
+
+
+def number_text(number: float | None, form: str) -> str:
+    """The number in this format; "-" for None and NaN."""
+    return "-" if number is None or math.isnan(number) else format(number, form)
+
+
+def json_value(value: Any) -> Any:
+    """The value for JSON, which has no NaN: null stands for it. A dataclass becomes an object."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {key: json_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -99,7 +122,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], noun: str, shown: int = 4) -> str:
-    """How many, and the first few: "5 hosts (a1, a2, a3, a4, ...)"."""
+    """Return the number, and the first few: "5 hosts (a1, a2, a3, a4, ...)"."""
     first = ", ".join(printable(name, 80) for name in names[:shown])
     return f"{counted(len(names), noun)} ({first}{', ...' if len(names) > shown else ''})"
 
@@ -163,6 +186,11 @@ def format_job_id(row: Mapping[str, object]) -> str:
     row: of the table jobs, with job_id, array_job_id, array_task_id, het_job_id, and het_offset.
     """
     for whole, mark, part in (("array_job_id", "_", "array_task_id"), ("het_job_id", "+", "het_offset")):
-        if row[whole] is not None and row[part] is not None:
+        if row.get(whole) is not None and row.get(part) is not None:
             return f"{row[whole]}{mark}{row[part]}"
     return str(row["job_id"])
+
+
+def size_class(gpus: int) -> int:
+    """Return the next power of two: 1, 2, 4, 8 ..."""
+    return 1 << max(gpus - 1, 0).bit_length()

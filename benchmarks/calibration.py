@@ -18,17 +18,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from closed_loop import followed
 from figures import Figure, at_least, at_most, main
-from hostile_record import record_of
-from hostile_site import BATCHES, KINDS, NEW_USER, PREALLOCATING, hostile_profile, proof_shape
+from hostile_site import BATCHES, KINDS, NEW_USER, PREALLOCATING, followed, hostile_profile, proof_shape, record_of
 from rich.console import Console
 from rich.table import Table
 from traces import DATA, TRACES, load_trace
 
-from advisor.evaluation.tier import DOWN, SILENT, Rate, rate_of, replay_tiers, score_group
+from advisor.backtest import Rate, rate_of
+from advisor.memory.backtest import DOWN, SILENT, replay_tiers, score_group
+from advisor.memory.evidence import FAILED_SHARE
 from advisor.memory.peak_store import Case, replay_peaks
-from advisor.memory.peaks import FAILED_SHARE
 from almanac.config import AdviceSection, Config, Tier
 from telemetry.store.store import Store
 
@@ -47,7 +46,7 @@ BURST_S, BURST_JOBS, BURST_DAYS = 60, 200, 2
 
 
 def outcomes_of(seed: int) -> tuple[dict[float, pd.DataFrame], pd.DataFrame]:
-    """What each risk's advice came to after the warm-up, and the deaths of memory that telemetry saw."""
+    """Return the outcome of each risk's advice after the warm-up, and the deaths of memory that telemetry saw."""
     advice, shape = AdviceSection(), proof_shape(seed)
     history, truth = record_of(shape)
     truth = truth.assign(asked=history["tier"])
@@ -91,7 +90,7 @@ def deaths(history: pd.DataFrame, truth: pd.DataFrame, cases: Iterable[Case], ad
 
 
 def burst_effect(seed: int, risk: float) -> float:
-    """By how much other users' advised share falls, on its worst day, after one user's burst of larger jobs."""
+    """Return the fall of other users' advised share, on its worst day, after one user's burst of larger jobs."""
     config = Config(tiers=TIERS, advice=AdviceSection(risk=risk))
     shape = proof_shape(seed)
     history, _ = record_of(shape)
@@ -151,7 +150,10 @@ def prove(seeds: int) -> tuple[list[Figure], list[dict[str, Any]]]:
 
 
 def rates_of(group: str, rows: pd.DataFrame) -> dict[str, Rate]:
-    """Of the bound and of the tier; a batch of a sweep or a burst counts as one job, by its mean."""
+    """Return the exceedance rates of the bound and of the tier.
+
+    A batch of a sweep or a burst counts as one job, by its mean.
+    """
     if group not in BATCHES:
         scores = score_group(group, rows)
         return {"bound": scores.exceeded_bound, "tier": scores.exceeded_tier}
@@ -165,7 +167,7 @@ def rates_of(group: str, rows: pd.DataFrame) -> dict[str, Rate]:
 def _line(
     risk: float, group: str, rows: pd.DataFrame, bound_goal: float = 0.0, tier_goal: float = 0.0
 ) -> dict[str, Any]:
-    """One group at one risk. `judged` is None where no goal is set, or too few are advised: abstained.
+    """One group at one risk. `judged` is None if no goal is set, or too few are advised: abstained.
 
     Over all the upper end of the interval must meet the goal, in a kind the share itself.
     """

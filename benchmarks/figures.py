@@ -6,11 +6,13 @@ Run alone, this names every figure of the files there that missed its goal, and 
 from __future__ import annotations
 
 import json
+import resource
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -30,12 +32,12 @@ class Figure:
 
 
 def at_most(figure: str, value: float, most: float | None) -> Figure:
-    """most: None without a goal."""
+    """Return a figure with an upper goal; most=None sets no goal."""
     return Figure(figure, value) if most is None else Figure(figure, value, f"<= {most:,g}", bool(value <= most))
 
 
 def at_least(figure: str, value: float, least: float | None) -> Figure:
-    """least: None without a goal."""
+    """Return a figure with a lower goal; least=None sets no goal."""
     return Figure(figure, value) if least is None else Figure(figure, value, f">= {least:,g}", bool(value >= least))
 
 
@@ -86,3 +88,24 @@ def missed() -> list[str]:
 if __name__ == "__main__":
     print(*(missed() or ["every figure meets its goal"]), sep="\n")
     sys.exit(bool(missed()))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of a task, its time, and its memory. rss_mib: highest memory of the process, imports included."""
+
+    wall_s: float
+    cpu_s: float
+    rss_mib: float
+    result: Any
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def measure(task: Callable[[Path], Any], root: Path) -> Measured:
+    """Run a task once. Imports and file caches are warm: it is run on the caller's word only."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = task(root)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Measured(wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, result)

@@ -1,4 +1,5 @@
-"""What packing_sampler.py runs under the Python that has PyTorch: ranks of unequal speed over gloo; prints JSON.
+"""Train on ranks of unequal speed over gloo, and print JSON: packing_launcher.py runs this under the Python with
+PyTorch.
 
 A sample costs a rank a fixed time of sleep, as a GPU's work costs the host none; the slow rank then spins as long.
 """

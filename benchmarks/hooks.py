@@ -1,4 +1,4 @@
-"""What the hooks cost on a real Slurm: a submission with and without them, the time inside slurmctld, each fault.
+"""Cost of the hooks on a real Slurm: a submission with and without them, the time inside slurmctld, each fault.
 
 Run as root: python benchmarks/hooks.py (in `make bench-hooks`). ALMANAC_SITES="native,24.11" chooses the sites, as for
 the cluster tests; ALMANAC_BENCH_SUBMISSIONS=100 makes it shorter than the 500 of each kind that the goals are for.
@@ -28,13 +28,14 @@ from figures import Figure, at_most, main
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/cluster"))
 
-from advice_files import advice, family, guarded_line, publish, uid_of  # noqa: E402
+from advice_files import advice, family, guarded_line, publish, shown_advice, uid_of  # noqa: E402
 from front_end import FrontEnd  # noqa: E402
 from lab import SlurmLab  # noqa: E402
 from native_site import NativeSite  # noqa: E402
 from sites import Site  # noqa: E402
 
-from slurm_hooks.advice.file import MAX_BYTES, Row  # noqa: E402
+from slurm_hooks.advice.file import AdviceRow  # noqa: E402
+from slurm_hooks.advice.sched import MAX_BYTES  # noqa: E402
 
 SUBMISSIONS = int(os.environ.get("ALMANAC_BENCH_SUBMISSIONS", "500"))
 USERS, FAMILIES, OF_EACH_FAULT, OF_WRAPPER = 5000, 50, 40, 60
@@ -154,7 +155,7 @@ def publish_all(site: Site) -> str:
     names = [f"family-{chr(97 + number % 26)}{number // 26}" for number in range(FAMILIES - 1)]
     names.append("family-#")
     rows = [family(name, 4, 5000, bound_mib=25395, tier="hbm40g", waits="hbm40g=1 h", text=text) for name in names]
-    publish(site, "_site", advice(Row("G", 2400, 8189, gpus=4), Row("U", 3000, 0), lasts_s=86_400))
+    publish(site, "_site", advice(AdviceRow("G", 2400, 8189, gpus=4), AdviceRow("U", 3000, 0), lasts_s=86_400))
     path = publish(site, uid_of(site, "alice"), advice(*rows, lasts_s=86_400))
     site.run("ctl", "root", "python3", "-c", COPIES, path, str(USERS))
     return path
@@ -193,7 +194,7 @@ def largest_file(site: Site) -> Iterator[Figure]:
 
 
 def faults(site: Site, path: str) -> Iterator[Figure]:
-    """How much longer sbatch takes than without the hook: the median of the differences of neighbors."""
+    """Return the extra time of sbatch with the hook: the median of the differences of neighbors."""
     whole = site.read("ctl", path)
     for fault, command in FAULTS.items():
         if fault.startswith("largest"):
@@ -220,10 +221,10 @@ def fault_figure(site: Site, fault: str) -> Figure:
 
 
 def wrapper(site: Site) -> Iterator[Figure]:
-    """sbatch-almanac against sbatch, both past the hooks, with and without a terminal; a file of 51 families."""
+    """Measure sbatch-almanac and cli_filter's prompt against sbatch, past job_submit; a file of 51 families."""
     front = FrontEnd(site)
     front.publish(
-        advice(*(family(f"f{number}", 4, 1) for number in range(FAMILIES)), family("off", 4, 1), prompt="show")
+        shown_advice(*(family(f"f{number}", 4, 1) for number in range(FAMILIES)), family("off", 4, 1), prompt="show")
     )
     for tty in (False, True):
         kinds = Kind(name="off", tty=tty), Kind((front.wrapper,), "off", front.env, tty)
@@ -231,6 +232,11 @@ def wrapper(site: Site) -> Iterator[Figure]:
         more_ms = (statistics.median(wrapped) - statistics.median(plain)) * 1000
         where = "on a terminal" if tty else "without a terminal"
         yield at_most(f"{site.release}: sbatch-almanac over sbatch {where}, ms", more_ms, 80)
+    front.filter_on()
+    kinds = Kind(name="off", env={"ALMANAC_ADVICE": "off"}, tty=True), Kind(name="off", tty=True)
+    (plain, asked), _ = compare(site, *kinds, count=OF_WRAPPER)
+    more_ms = (statistics.median(asked) - statistics.median(plain)) * 1000
+    yield at_most(f"{site.release}: cli_filter's prompt over sbatch on a terminal, ms", more_ms, 80)
 
 
 def running(name: str) -> Iterator[Site]:

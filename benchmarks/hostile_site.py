@@ -1,4 +1,8 @@
-"""Families whose memory is hard to foresee, and what they need: the site that the memory bound is proven on."""
+"""A site of families whose memory is hard to foresee, and its history frame, with or without advice that is followed.
+
+The memory bound is proven on it. The frame is drawn from the needs themselves, without telemetry. The product's rule
+decides what counts as reserved, from what telemetry shows, and never from the truth.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from demo.families import MIB_40, MIB_80, TIER_80
-from demo.quotas import fill, rank_within
-from demo.shape import GPUS_PER_NODE, Arrays, Floats, Ints, SiteShape, load_profile
-from demo.site import SitePlan, plan_site
-from demo.users import REGULAR
+from advisor.memory.backtest import DOWN, replay_tiers
+from almanac.config import Config
+from demo.shape import GPUS_PER_NODE, Arrays, Bools, Floats, Ints, SiteShape, fill, load_profile, rank_within
+from demo.site import FAILED, SitePlan, jobs_table, plan_site, shown_peak_mib
+from demo.users import MIB_40, MIB_80, REGULAR, TIER_80
+from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT, is_reserved_share
 
 KINDS = (
     "plain", "bimodal", "growing", "renamed", "shared", "rare", "regime", "sweep", "burst", "heavy", "near", "leak",
@@ -92,7 +98,7 @@ def _hostile_jobs(
 
 
 def batch_of(hostile: Arrays, jobs: Arrays) -> Ints:
-    """Per job the number of its batch within its family; -1 for kinds that have none."""
+    """Return the number of each job's batch within its family; -1 for kinds without batches."""
     is_batched = np.isin(hostile.kind[jobs.family], (SWEEP, BURST))
     return np.where(is_batched, jobs.rank // np.maximum(hostile.size[jobs.family], 1), -1)
 
@@ -180,3 +186,166 @@ def _hostile_names(hostile: Arrays, jobs: Arrays, names: list[str]) -> list[str]
             name = "-".join(those[place] for those, place in zip(_WORDS, words[job], strict=True))
         changed.append(name)
     return changed
+
+
+TRUTH = ("need_mib", "kind", "family", "batch", "is_death")
+MIN_RUN_S = 180
+"""Shorter runs have no verdict (Cankur et al., II-C)."""
+
+
+def record_of(shape: SiteShape, *, is_hostile: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The history frame of the jobs that ran and ended, and, row by row, what no site knows of them (TRUTH).
+
+    batch: number of the batch within the family, -1 for none. is_death: the run died for want of memory. is_hostile:
+    some families need memory as hostile_site.toml has it.
+    """
+    plan, hostile = plan_hostile(shape) if is_hostile else (plan_site(shape), None)
+    runs, jobs = plan.runs, plan.jobs
+    family = jobs.family[runs.job]
+    drawn = pd.DataFrame(
+        {
+            "job_id": jobs.job_id[runs.job],
+            "submit_s": runs.submit_s,
+            "hbm_max_mib": _measured_mib(plan, hostile),
+            "hbm_capacity_mib": runs.capacity_mib,
+            "is_flat": _is_flat(plan, hostile),
+            "role": jobs.role[runs.job],
+            "need_mib": jobs.need_mib[runs.job],
+            "kind": _kinds(plan, hostile),
+            "family": family,
+            "batch": batch_of(hostile, jobs)[runs.job] if hostile else -1,
+            "is_death": _is_death(plan),
+        }
+    )
+    accounting = jobs_table(plan).to_pandas()
+    frame = accounting.merge(drawn, on=["job_id", "submit_s"], validate="one_to_one")
+    frame = frame[frame["start_s"].notna() & frame["end_s"].notna() & (frame["role"] == REGULAR)]
+    frame = frame.sort_values(["end_s", "job_id", "submit_s"], ignore_index=True)
+    frame["is_array"] = frame["array_job_id"].notna()
+    frame["time_limit_s"] = frame["time_limit_s"].astype("float64")
+    frame["elapsed_s"] = frame["elapsed_s"].astype("float64")
+    frame = frame.assign(**evidence_columns(frame))
+    whole = {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"}
+    return frame.drop(columns=["role", *TRUTH]).astype(whole), frame[list(TRUTH)]
+
+
+def evidence_columns(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return hbm_peak_mib, hbm_evidence, and verdict, as the store has them of hbm_max_mib, is_flat, and elapsed_s."""
+    is_short, is_seen = frame["elapsed_s"] < MIN_RUN_S, frame["hbm_max_mib"].notna()
+    share = (frame["hbm_max_mib"] / frame["hbm_capacity_mib"]).tolist()
+    is_reserved = frame["is_flat"] & np.array([is_reserved_share(each) for each in share], dtype=bool) & ~is_short
+    is_known = ~is_short & is_seen & ~is_reserved
+    return {
+        "hbm_peak_mib": frame["hbm_max_mib"].where(is_known),
+        "hbm_evidence": np.select([is_reserved, is_known], ["preallocated", "telemetry"], "none"),
+        "verdict": np.select([is_short, ~is_seen], [SHORT, NO_TELEMETRY], OK),
+    }
+
+
+def _is_death(plan: SitePlan) -> Bools:
+    runs, jobs = plan.runs, plan.jobs
+    starved: Bools = (jobs.need_mib[runs.job] > runs.capacity_mib) & (runs.state == FAILED)
+    return starved & (plan.families.framework[jobs.family[runs.job]] < 0)
+
+
+def _measured_mib(plan: SitePlan, hostile: Arrays | None) -> Floats:
+    """The highest sample: a little less than the peak, of some deaths of memory much less; NaN without telemetry."""
+    rng = np.random.default_rng([plan.shape.seed, 13])
+    tables, runs = hostile_profile(), plan.runs
+    number, family = len(runs.job), plan.jobs.family[runs.job]
+    least, most = tables["measured"]["missed"]
+    shown: Floats = shown_peak_mib(plan) * (1 - rng.uniform(least, most, number))
+    is_silent = _is_death(plan) & (rng.random(number) < tables["measured"]["silent_death_share"])
+    least, most = tables["measured"]["silent_death_peak"]
+    shown = np.where(is_silent, runs.capacity_mib * rng.uniform(least, most, number), shown)
+    if hostile is None:
+        return shown
+    kind, chance, factor = hostile.kind[family], hostile.chance[family], hostile.factor[family]
+    shown = np.where((kind == RESERVED) & ~_is_death(plan), factor * runs.capacity_mib, shown)
+    is_missed = rng.random(number) < tables["gaps"]["missed_share"]
+    least, most = tables["gaps"]["missed_peak"]
+    partly = np.where(is_missed, shown * rng.uniform(least, most, number), shown)
+    seen = np.where(rng.random(number) < chance, np.nan, partly)
+    return np.where(kind == GAPS, seen, shown)
+
+
+def _is_flat(plan: SitePlan, hostile: Arrays | None) -> Bools:
+    """Return True if use stays within 1% of the capacity below its peak for most of the run."""
+    rng = np.random.default_rng([plan.shape.seed, 19])
+    measured, family = hostile_profile()["measured"], plan.jobs.family[plan.runs.job]
+    of_family = rng.random(len(plan.families.framework)) < measured["flat_share"]
+    of_death = rng.random(len(family)) < measured["flat_death_share"]
+    flat: Bools = np.where(_is_death(plan), of_death, of_family[family])
+    is_reserving = plan.families.framework[family] >= 0
+    if hostile is not None:
+        is_reserving |= hostile.kind[family] == RESERVED
+    return flat | is_reserving
+
+
+def _kinds(plan: SitePlan, hostile: Arrays | None) -> list[str]:
+    """Per run: what its family is, else what its user is."""
+    family: Ints = plan.jobs.family[plan.runs.job]
+    kind = hostile.kind[family] if hostile else np.full(len(family), PLAIN)
+    user = plan.families.user[family]
+    named = np.array(KINDS, dtype=object)[kind]
+    named = np.where((kind == PLAIN) & plan.families.is_growing[family], "growing", named)
+    is_new = plan.users.first_s[user] > plan.shape.start_s
+    named = np.where((named == KINDS[PLAIN]) & is_new, NEW_USER, named)
+    return [str(name) for name in np.where(plan.families.framework[family] >= 0, PREALLOCATING, named)]
+
+
+ROUND_DAYS = 20
+DIES_AFTER_S = 600
+SMALLER, CONSTRAINT, CAPACITY_MIB, MOST_FRAC = "hbm40g", "gpu&hbm40g", 40960.0, 0.985
+_SECOND_ID = 10**8
+
+
+def followed(
+    history: pd.DataFrame, truth: pd.DataFrame, config: Config, since_s: int, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """history and truth, where followers asked for the smaller tier from since_s on whenever they were advised to.
+
+    A job that needs more than the smaller tier holds dies there, and is submitted again as it was. Each ROUND_DAYS are
+    advised by the record that the rounds before have made. Resubmissions are not advised: their user knows better.
+    """
+    rng = np.random.default_rng([seed, 23])
+    users = sorted(history["user"].unique())
+    followers = {user for user in users if rng.random() < hostile_profile()["followers"]["share"]}
+    end_s = int(history["submit_s"].max()) + 1
+    for begin_s in range(since_s, end_s, ROUND_DAYS * 86_400):
+        rows = replay_tiers(history[history["submit_s"] < begin_s + ROUND_DAYS * 86_400].reset_index(drop=True), config)
+        is_moved = rows["move"].eq(DOWN) & rows["user"].isin(followers) & rows["submit_s"].ge(begin_s)
+        moved = np.flatnonzero(history["submit_s"] < begin_s + ROUND_DAYS * 86_400)[rows["row"][is_moved]]
+        moved = moved[history["job_id"].to_numpy()[moved] < _SECOND_ID]
+        history, truth = _move(history, truth, moved)
+    return history, truth
+
+
+def _move(history: pd.DataFrame, truth: pd.DataFrame, moved: np.ndarray) -> tuple[pd.DataFrame, pd.DataFrame]:
+    is_moved = np.zeros(len(history), dtype=bool)
+    is_moved[moved] = True
+    # What asked for 80 GB and ran there keeps its record as it was, for those that die on 40 GB and come again.
+    is_death = is_moved & (truth["need_mib"] > CAPACITY_MIB).to_numpy()
+    again, again_truth = history[is_death].copy(), truth[is_death]
+    shown = np.minimum(history["hbm_max_mib"], MOST_FRAC * CAPACITY_MIB)
+    reserved = history["hbm_max_mib"] * CAPACITY_MIB / history["hbm_capacity_mib"]
+    is_reserving = (truth["kind"] == "reserved").to_numpy()
+    elapsed_s = history["elapsed_s"].where(~is_death, np.minimum(history["elapsed_s"], DIES_AFTER_S))
+    changed = history.assign(
+        tier=history["tier"].where(~is_moved, SMALLER),
+        constraints=history["constraints"].where(~is_moved, CONSTRAINT),
+        hbm_max_mib=history["hbm_max_mib"].where(~is_moved, np.where(is_reserving, reserved, shown)),
+        hbm_capacity_mib=history["hbm_capacity_mib"].where(~is_moved, CAPACITY_MIB),
+        state=history["state"].where(~is_death, "FAILED"),
+        elapsed_s=elapsed_s,
+        end_s=history["end_s"].where(~is_death, history["start_s"] + elapsed_s).astype("int64"),
+    )
+    shift_s = changed["end_s"][is_death] + 60 - again["submit_s"]
+    again = again.assign(**{name: again[name] + shift_s for name in ("submit_s", "start_s", "end_s")})
+    again = again.assign(job_id=again["job_id"] + _SECOND_ID, is_array=False)
+    truth = truth.assign(is_death=truth["is_death"] | is_death)
+    whole = pd.concat([changed, again.astype(changed.dtypes.to_dict())], ignore_index=True)
+    whole = whole.assign(**evidence_columns(whole))
+    order = np.lexsort((whole["submit_s"], whole["job_id"], whole["end_s"]))
+    facts = pd.concat([truth, again_truth], ignore_index=True)
+    return whole.iloc[order].reset_index(drop=True), facts.iloc[order].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""What reports cost in a batch: 100 with their pictures, from a store; and whether the cost is linear in the jobs.
+"""Cost of reports in a batch: 100 with their pictures, from a store; and its growth with the number of jobs.
 
 Run: python benchmarks/job_reports.py (`make bench-reports`).
 """
@@ -15,10 +15,12 @@ from figures import Figure, at_most, main
 
 from almanac.config_file import parse_config
 from demo import GeneratedSource, SiteShape
-from reports.job.context import build
-from reports.job.report import render_email
+from reports.job.build import build
+from reports.job.conclusions import report_of
+from reports.job.render import render_email
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
+from telemetry.site import Site
 from telemetry.store.store import Store
 
 BATCH, MOST_S, MOST_KB = 100, 0.5, 200
@@ -47,9 +49,9 @@ def timed(store: Store, job_ids: list[int], now_s: int) -> tuple[float, float, l
     """Wall and CPU seconds of the batch, bytes of each mail, and CPU seconds of each one's rendering."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     sizes, rendering_s = [], []
-    for context in build(store.of(CLUSTER), job_ids, CONFIG, now_s):
+    for context in build(Site.of(store.of(CLUSTER), CONFIG, now_s), job_ids):
         started = time.process_time()
-        mail = render_email(context, CONFIG)
+        mail = render_email(report_of(context))
         rendering_s.append(time.process_time() - started)
         sizes.append(len(mail.html) + len(mail.text) + sum(map(len, mail.images.values())))
     return time.perf_counter() - wall_s, time.process_time() - cpu_s, sizes, rendering_s

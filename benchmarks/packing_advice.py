@@ -13,23 +13,86 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from figures import Figure, at_most, main
-from hostile_record import record_of
-from hostile_site import hostile_profile, proof_shape
-from packed_pairs import replay_pairs
+from hostile_site import hostile_profile, proof_shape, record_of
 
-from advisor.decisions.packing import PackingFamily, PackingRules
-from advisor.evaluation.tier import rate_of
-from advisor.packing.partners import packing_pairs
-from advisor.packing.speeds import Demand, speed_ranges
+from advisor.backtest import rate_of
+from advisor.memory.decide import BoundReplay, shared_bounds_mib
+from advisor.memory.peak_store import Case, replay_peaks
+from advisor.packing.decide import PackingDemand, PackingFamily, PackingRules, packing_pairs, speed_ranges
 from almanac.config import AdviceSection, Tier
-from simulator.packing.pairs import PairTable, read_pairs
+from simulator.traces.packing import PairTable, read_pairs
+
+
+class PackedPair(NamedTuple):
+    """Two submissions of one user, one after the other, whose bounds together fit a GPU.
+
+    rows: places in the history frame. bound_mib: both bounds. usable_mib: of the smallest GPU that holds them with
+    their contexts, less the headroom and the contexts. is_one_family: both have one masked name.
+    """
+
+    user: str
+    submit_s: int
+    rows: tuple[int, int]
+    is_one_family: bool
+    bound_mib: float
+    usable_mib: float
+
+
+class _Bounded(NamedTuple):
+    case: Case
+    mib: float
+
+
+def replay_pairs(
+    history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier], context_mib: float, since_s: int = 0
+) -> Iterator[PackedPair]:
+    """Pairs of single submissions with the bounds that they would have had, for capacities of these tiers.
+
+    Each submission is paired with the one before it of its user with as many GPUs, and with the one before it of its
+    family. An array counts with its first task.
+    """
+    replay = BoundReplay(replay_peaks(history, config, tiers), config, tiers, with_shared=True)
+    usable = sorted({tier.capacity_mib - config.headroom_mib - 2 * context_mib for tier in tiers})
+    before: dict[tuple[object, ...], _Bounded] = {}
+    arrays: set[tuple[str, str, int]] = set()
+    for case in replay:
+        job = case.submission
+        identity = (job.user, job.name_key, job.submit_s)
+        if job.is_array and identity in arrays:
+            continue
+        arrays.add(identity)
+        bounds = shared_bounds_mib(case.evidence, replay.calibration, config)
+        if 2 not in bounds:
+            continue
+        now = _Bounded(case, bounds[2])
+        keys = {(job.user, job.gpu_count), (job.user, job.gpu_count, job.name_key)}
+        partners = {before[key].case.row: before[key] for key in keys if key in before}
+        before.update(dict.fromkeys(keys, now))
+        for partner in partners.values() if job.submit_s >= since_s else ():
+            holds = next((mib for mib in usable if partner.mib + now.mib <= mib), math.nan)
+            if holds == holds:
+                yield _pair(partner, now, holds)
+
+
+def _pair(first: _Bounded, second: _Bounded, usable_mib: float) -> PackedPair:
+    earlier, later = first.case, second.case
+    return PackedPair(
+        later.submission.user,
+        later.submission.submit_s,
+        (earlier.row, later.row),
+        earlier.submission.name_key == later.submission.name_key,
+        first.mib + second.mib,
+        usable_mib,
+    )
+
 
 Floats = npt.NDArray[np.float64]
 DATA = Path(os.environ.get("ALMANAC_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -46,8 +109,12 @@ def measure() -> list[Figure]:
 
 
 def scored(name: str, demands: Floats, speeds: Floats, has_goals: bool) -> list[Figure]:
-    """demands: (pairs, 2 jobs, SM and DRAM); speeds: (pairs, 2 jobs)."""
-    ranges = [speed_ranges([Demand(*one), Demand(*other)]) for one, other in demands.tolist()]
+    """Score the advice to share a GPU on measured pairs.
+
+    demands: (pairs, 2 jobs, SM and DRAM). speeds: (pairs, 2 jobs), relative to alone. has_goals: the figures have
+    goals.
+    """
+    ranges = [speed_ranges([PackingDemand(*one), PackingDemand(*other)]) for one, other in demands.tolist()]
     low = np.array([[each.low for each in pair] for pair in ranges])
     advised = np.asarray(low.sum(axis=1) >= RULES.min_gain)
     light = np.asarray(speeds.min(axis=1) >= LIGHT)

@@ -1,9 +1,8 @@
 """The search for GPU shares: how near to the best of all 100 pairs, in how many tries.
 
-Run: benchmarks/packing_search.py [TABLES], by default 1,000 random tables of each kind of
-`share_tables`.
+Run: benchmarks/packing_search.py [TABLES], by default 1,000 random tables of each kind.
 The goals are those of two jobs: at most 13 tries. Remaining times differ by up to 25 times.
-Beside it stand algorithm 1 as printed (only the job of less priority is lowered, by 10% a try), runs at the same time,
+Further rows: algorithm 1 as printed (only the job of less priority is lowered, by 10% a try), runs at the same time,
 and tasks of unequal length.
 """
 
@@ -17,9 +16,8 @@ from itertools import product
 
 import numpy as np
 from figures import Figure, main
-from share_tables import CONCAVE, JOINTLY_CONCAVE, SINGLE_PEAK, TILTED, concave_tables, peaked_table
 
-from advisor.decisions.pack_shares import (
+from advisor.packing.shares import (
     LEVELS,
     MOST_FAILURES,
     Objective,
@@ -32,6 +30,172 @@ from advisor.decisions.pack_shares import (
     record,
 )
 
+Table = np.ndarray
+Curve = Callable[[Table, Table], Table]
+"""Throughput of a job by its own share and the other's, both fractions."""
+_SHARES = np.arange(1, 11) / 10
+_OWN, _OTHER = np.meshgrid(_SHARES, _SHARES, indexing="ij")
+
+
+def _saturating(rng: np.random.Generator) -> Curve:
+    rate, loss = rng.uniform(0.8, 8), rng.uniform(0, 0.7)
+    return lambda own, other: -np.expm1(-rate * own) * (1 - loss * other)
+
+
+def _power(rng: np.random.Generator) -> Curve:
+    exponent, loss, bend = rng.uniform(0.1, 1), rng.uniform(0, 0.8), rng.uniform(0.5, 2)
+    return lambda own, other: own**exponent * (1 - loss * other**bend)
+
+
+def _amdahl(rng: np.random.Generator) -> Curve:
+    parallel, loss = rng.uniform(0.3, 0.99), rng.uniform(0, 2)
+    return lambda own, other: 1 / ((1 - parallel) + parallel / own + loss * other)
+
+
+def _bilinear(rng: np.random.Generator) -> Curve:
+    base, loss = rng.uniform(0, 0.5), rng.uniform(0, 0.9)
+    return lambda own, other: (base + (1 - base) * own) * (1 - loss * other)
+
+
+def _knee(rng: np.random.Generator) -> Curve:
+    knee, loss = rng.uniform(0.1, 1), rng.uniform(0, 0.8)
+    return lambda own, other: np.minimum(own / knee, 1) * (1 - loss * other)
+
+
+def _contended(rng: np.random.Generator) -> Curve:
+    """Shares beyond 100% in sum are divided in proportion."""
+    rate, loss = rng.uniform(1, 6), rng.uniform(0, 0.5)
+    return lambda own, other: -np.expm1(-rate * own / np.maximum(1, own + other) * (1 - loss * other))
+
+
+def _random_steps(rng: np.random.Generator) -> Curve:
+    """Random gains, each less than the one before; random losses, in growing or in falling order."""
+    gains = np.cumsum(np.sort(rng.uniform(0, 1, 10))[::-1])
+    losses = np.sort(rng.uniform(0, 1, 10))[:: rng.choice([-1, 1])]
+    losses = 1 - np.cumsum(losses) / losses.sum() * rng.uniform(0, 0.8)
+    return lambda own, other: gains[_index(own)] * losses[_index(other)]
+
+
+def _index(share: Table) -> Table:
+    found: Table = np.rint(share * 10).astype(int) - 1
+    return found
+
+
+CONCAVE: dict[str, Callable[[np.random.Generator], Curve]] = {
+    "saturating": _saturating,
+    "power": _power,
+    "Amdahl": _amdahl,
+    "bilinear": _bilinear,
+    "knee": _knee,
+    "contended": _contended,
+    "random steps": _random_steps,
+}
+"""Throughput grows in the own share, ever less, and falls in the other's."""
+
+
+def _planes(rng: np.random.Generator) -> Curve:
+    """The least of six planes: concave in both shares together, so each job's best share depends on the other's."""
+    own_slopes, other_slopes = rng.uniform(-0.2, 0.2, 6) + rng.uniform(0, 0.6, 6), rng.uniform(-0.2, 0.2, 6)
+    heights = rng.uniform(0.2, 1, 6)
+
+    def curve(own: Table, other: Table) -> Table:
+        planes = [h + a * own + b * other for h, a, b in zip(heights, own_slopes, other_slopes, strict=True)]
+        found: Table = np.maximum(0.01, np.minimum.reduce(planes))
+        return found
+
+    return curve
+
+
+JOINTLY_CONCAVE = {"planes": _planes}
+
+
+def concave_tables(kind: str, rng: np.random.Generator) -> tuple[Table, Table]:
+    """Steps per second of two jobs of one kind of curve, each with its own parameters."""
+    kinds = {**CONCAVE, **JOINTLY_CONCAVE}
+    first, second = kinds[kind](rng), kinds[kind](rng)
+    scale = rng.uniform(1, 100, 2)
+    return first(_OWN, _OTHER) * scale[0], second(_OTHER, _OWN) * scale[1]
+
+
+def _distances(rng: np.random.Generator) -> Table:
+    """Linear in the distance from the peak, each axis with its own slope."""
+    first, second = (abs(np.arange(10) - rng.integers(10)) * rng.uniform(0.1, 3) for _ in range(2))
+    return -(first[:, None] + second[None, :])
+
+
+def _bell(rng: np.random.Generator) -> Table:
+    """The peak lies between the shares, so that no two of them tie: the search learns nothing from a tie."""
+    peaks = rng.integers(10, size=2) + rng.uniform(-0.4, 0.4, 2)
+    first, second = (((np.arange(10) - peak) / rng.uniform(1.5, 6)) ** 2 for peak in peaks)
+    found: Table = np.exp(-first[:, None] - second[None, :])
+    return found
+
+
+def _uneven_sum(rng: np.random.Generator) -> Table:
+    found: Table = _uneven(rng)[:, None] + _uneven(rng)[None, :]
+    return found
+
+
+def _uneven_product(rng: np.random.Generator) -> Table:
+    first, second = (line - line.min() + rng.uniform(0.1, 3) for line in (_uneven(rng), _uneven(rng)))
+    found: Table = first[:, None] * second[None, :]
+    return found
+
+
+def _uneven(rng: np.random.Generator) -> Table:
+    """Ten values with one peak and random steps down from it."""
+    peak, line = rng.integers(10), np.zeros(10)
+    line[peak + 1 :] = -np.cumsum(rng.uniform(0.05, 1, 9 - peak))
+    line[:peak] = -np.cumsum(rng.uniform(0.05, 1, peak))[::-1]
+    return line
+
+
+def _ordered(rng: np.random.Generator) -> Table:
+    """Random values, sorted by the distance from the peak in steps along the axes; equal distances in random order."""
+    rows, columns = (abs(np.arange(10) - rng.integers(10)) for _ in range(2))
+    order = np.argsort((rows[:, None] + columns[None, :]).ravel() + rng.uniform(0, 0.9, 100))
+    found = np.empty(100)
+    found[order] = np.sort(rng.uniform(1, 100, 100))[::-1]
+    return found.reshape(10, 10)
+
+
+def _tilted(rng: np.random.Generator) -> Table:
+    """A parabola with its axes at any angle: one peak, but the best share of one job depends on the other's."""
+    angle, ratio = rng.uniform(0, np.pi), rng.uniform(1, 4)
+    rows, columns = (np.arange(10)[:, None] - rng.integers(10)), (np.arange(10)[None, :] - rng.integers(10))
+    along = np.cos(angle) * rows + np.sin(angle) * columns
+    across = -np.sin(angle) * rows + np.cos(angle) * columns
+    found: Table = -(along**2 + ratio * across**2)
+    return found
+
+
+def _ridge(rng: np.random.Generator) -> Table:
+    """The same with a ridge of any steepness, and a peak that may lie between the shares."""
+    matrix = rng.normal(size=(2, 2))
+    curvature = matrix @ matrix.T + 0.05 * np.eye(2)
+    away = 10 * (np.stack([_OWN, _OTHER], axis=-1) - rng.uniform(0.1, 1, 2))
+    found: Table = -np.einsum("ijk,kl,ijl->ij", away, curvature, away)
+    return found
+
+
+SINGLE_PEAK: dict[str, Callable[[np.random.Generator], Table]] = {
+    "distances": _distances,
+    "bell": _bell,
+    "uneven sum": _uneven_sum,
+    "uneven product": _uneven_product,
+    "ordered": _ordered,
+}
+"""Values fall strictly on every path along the axes away from the peak."""
+TILTED = {"tilted": _tilted, "ridge": _ridge}
+
+
+def peaked_table(kind: str, rng: np.random.Generator) -> Table:
+    """Values above zero, the larger the better, with one best pair of shares."""
+    found = ({**SINGLE_PEAK, **TILTED})[kind](rng)
+    raised: Table = found - found.min() + rng.uniform(0.1, 10)
+    return raised
+
+
 NEAR, MOST_TRIES = 0.02, 13
 AT_ONCE, LONGER, RUNS = 16, 10, 160
 """Runs at the same time; how many times as long as the others a task is; runs of those others."""
@@ -39,8 +203,8 @@ Measure = Callable[[Shares], list[float]]
 
 
 @dataclass(frozen=True)
-class Result:
-    """gap: of the shares that were chosen, relative to the best."""
+class FoundShares:
+    """Outcome of one search. gap: how far the objective of the chosen shares is above the best, as a share of it."""
 
     gap: float
     tries: int
@@ -94,7 +258,7 @@ def run_once(
     tables: Sequence[np.ndarray],
     method: Callable[[ShareSearch, Measure], ShareSearch],
     noise: Callable[[], float] = lambda: 1.0,
-) -> Result:
+) -> FoundShares:
     def rates(shares: Shares) -> list[float]:
         return [float(table[shares[0] // 10 - 1, shares[1] // 10 - 1]) for table in tables]
 
@@ -104,11 +268,16 @@ def run_once(
     }
     chosen = found.best.shares if found.best else (100, 100)
     best = min(values.values())
-    return Result(values[chosen] / best - 1 if best else float(values[chosen] > 0), len(found.tries))
+    return FoundShares(values[chosen] / best - 1 if best else float(values[chosen] > 0), len(found.tries))
 
 
-def concave(tables: int, objective: Objective, kind: str, noise: float = 0.0, is_printed: bool = False) -> list[Result]:
-    """deadline: at 0.3 to 1.1 of each job's time in free competition."""
+def concave(
+    tables: int, objective: Objective, kind: str, noise: float = 0.0, is_printed: bool = False
+) -> list[FoundShares]:
+    """Search shares for random pairs of jobs with concave curves.
+
+    Deadlines are 0.3 to 1.1 of each job's time in free competition.
+    """
     rng = np.random.default_rng([tables, *kind.encode()])
     found = []
     for _ in range(tables):
@@ -120,7 +289,7 @@ def concave(tables: int, objective: Objective, kind: str, noise: float = 0.0, is
     return found
 
 
-def peaked(tables: int, kind: str, method: Callable[[ShareSearch, Measure], ShareSearch] = search) -> list[Result]:
+def peaked(tables: int, kind: str, method: Callable[[ShareSearch, Measure], ShareSearch] = search) -> list[FoundShares]:
     rng = np.random.default_rng([tables, *kind.encode()])
     found = []
     for _ in range(tables):
@@ -129,7 +298,7 @@ def peaked(tables: int, kind: str, method: Callable[[ShareSearch, Measure], Shar
     return found
 
 
-def show(about: str, results: Sequence[Result], has_goal: bool = True) -> Figure:
+def show(about: str, results: Sequence[FoundShares], has_goal: bool = True) -> Figure:
     gaps, tries = np.array([one.gap for one in results]), [one.tries for one in results]
     share, most = float((gaps <= NEAR).mean()), max(tries)
     text = f"{share:.1%}, worst gap {gaps.max():.1%}, {np.mean(tries):.1f} tries, most {most}"
@@ -137,7 +306,7 @@ def show(about: str, results: Sequence[Result], has_goal: bool = True) -> Figure
     return Figure(f"within 2%: {about}", text, "all, at most 13" if has_goal else "", ok if has_goal else None)
 
 
-def show_peaked(kind: str, results: Sequence[Result], has_goal: bool) -> Figure:
+def show_peaked(kind: str, results: Sequence[FoundShares], has_goal: bool) -> Figure:
     exact, near = (float(np.mean([one.gap <= most for one in results])) for most in (1e-12, NEAR))
     most, gap = max(one.tries for one in results), max(one.gap for one in results)
     tries = np.mean([one.tries for one in results])

@@ -1,8 +1,8 @@
 """Packing of jobs on GPUs: policies on Gavel's measured pairs, one-GPU jobs on 36 GPUs, and gangs on 64.
 
 Run: benchmarks/packing_sim.py [SEEDS] [JOBS], by default 10 seeds of 1,500 jobs. The pairs come from ../shared/data.
-Poisson arrivals; a job runs for 1 to 4 h alone; first in, first out; packed only where no free GPUs do. 30 users. Each
-ratio is a mean over seeds of the mean JCT over that without packing, on the same jobs.
+Poisson arrivals; a job runs for 1 to 4 h alone; first in, first out; packed only if free GPUs do not suffice. 30 users.
+Each ratio is a mean over seeds of the mean JCT over that without packing, on the same jobs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 from figures import Figure, at_most, main
 from traces import DATA
 
-from advisor.decisions.packing_sets import PackingNodes
 from almanac.units import HOUR_S
-from simulator.packing.comparison import PackingScore, compare_packing
-from simulator.packing.pairs import PairTable, read_pairs
-from simulator.packing.policies import POLICIES
-from simulator.packing.workload import GANGS, ArrivalOptions
+from simulator.policies.packing import BASE, POLICIES, PackingNodes, run_packing
+from simulator.scores import LEAST_SPEED
+from simulator.traces.packing import GANGS, ArrivalOptions, PairTable, read_pairs
 
 PAIRS = DATA / "gavel_throughputs_k80_p100_v100.json"
 LOADS = (1.1, 0.9)
@@ -38,9 +37,8 @@ def one_gpu(pairs: Path, gpu_type: str, seeds: Sequence[int], jobs: int, has_goa
     figures = []
     for load in LOADS:
         options = ArrivalOptions(load=load, jobs=jobs, gpus=36)
-        for score in compare_packing(table, ONE_GPU_POLICIES, options, nodes, seeds):
-            goal = GOALS.get((score.policy, load)) if has_goals else None
-            figures += show_score(f"{gpu_type}, load {load}", score, goal)
+        goals = {name: goal for (name, at), goal in GOALS.items() if at == load and has_goals}
+        figures += compare(f"{gpu_type}, load {load}", table, ONE_GPU_POLICIES, options, nodes, seeds, goals=goals)
     return figures
 
 
@@ -50,33 +48,42 @@ def wrong_speeds(table: PairTable, seeds: Sequence[int], jobs: int) -> list[Figu
     figures = []
     for load, sigma in product(LOADS, (0.1, 0.2)):
         options = ArrivalOptions(load=load, jobs=jobs, gpus=36)
-        for score in compare_packing(table, ("speed", "same-user"), options, nodes, seeds, sigma):
-            figures += show_score(f"v100, speeds off by sigma {sigma}, load {load}", score, None)
+        about = f"v100, speeds off by sigma {sigma}, load {load}"
+        figures += compare(about, table, ("speed", "same-user"), options, nodes, seeds, sigma)
     return figures
 
 
 def gangs(table: PairTable, seeds: Sequence[int], jobs: int) -> list[Figure]:
-    """Jobs of 1 to 8 GPUs under the topology rule, on 8 nodes of 8."""
+    """Simulate jobs of 1 to 8 GPUs under the topology rule, on 8 nodes of 8."""
     nodes = PackingNodes.uniform(64, 8)
     figures = []
     for load in LOADS:
         options = ArrivalOptions(load=load, jobs=jobs, gpus=64, shares=GANGS)
-        for score in compare_packing(table, tuple(POLICIES), options, nodes, seeds):
-            figures += show_score(f"gangs on v100, load {load}", score, None)
+        figures += compare(f"gangs on v100, load {load}", table, tuple(POLICIES), options, nodes, seeds)
     return figures
 
 
-def show_score(about: str, score: PackingScore, goal: float | None) -> list[Figure]:
-    """Mean JCT, its ratio with spread, and slow jobs."""
-    about = f"{about}, {score.policy}"
-    figures = [Figure(f"{about}: mean JCT, h", score.mean_jct_s / HOUR_S)]
-    if score.policy == "none":
-        return figures
-    figures += [
-        at_most(f"{about}: JCT / none", score.ratio, goal),
-        Figure(f"{about}: standard deviation, largest", f"{score.spread:.3f}, {max(score.ratios):.3f}"),
-        at_most(f"{about}: jobs below .6 (worst seed)", score.slow, MOST_SLOW if goal else None),
-    ]
+def compare(
+    about: str, table: PairTable, names: Sequence[str], options: ArrivalOptions, nodes: PackingNodes,
+    seeds: Sequence[int], error: float = 0.0, goals: Mapping[str, float] = {},
+) -> list[Figure]:  # fmt: skip
+    """Mean JCT, its ratio to no packing with the spread over seeds, and slow jobs."""
+    wanted = list(dict.fromkeys([BASE, *names]))
+    runs = [run_packing(table, wanted, options, nodes, seed, error)[1] for seed in seeds]
+    jct_s = np.array([[run.jobs.jct_s.mean() for run in each] for each in runs])
+    slow = np.array([[(run.jobs.speed < LEAST_SPEED - 1e-9).mean() for run in each] for each in runs]).max(axis=0)
+    figures = []
+    for name in names:
+        place, goal = wanted.index(name), goals.get(name)
+        ratios = jct_s[:, place] / jct_s[:, 0]
+        spread = float(ratios.std(ddof=1)) if len(seeds) > 1 else 0.0
+        figures.append(Figure(f"{about}, {name}: mean JCT, h", float(jct_s[:, place].mean()) / HOUR_S))
+        if name != BASE:
+            figures += [
+                at_most(f"{about}, {name}: JCT / none", float(ratios.mean()), goal),
+                Figure(f"{about}, {name}: standard deviation, largest", f"{spread:.3f}, {ratios.max():.3f}"),
+                at_most(f"{about}, {name}: jobs below .6 (worst seed)", slow[place], MOST_SLOW if goal else None),
+            ]
     return figures
 
 

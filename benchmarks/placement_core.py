@@ -2,7 +2,7 @@
 
 480 jobs at time 0 on 20 V100, 20 P100, and 20 K80, in rounds of 360 s, 10 s a move: the two traces of gavel_480, where
 the shared data is, and traces of the same kind made here. The rules were chosen on the two traces and on own seeds 100
-to 107; those from 201 on are unseen. Ratios are to the lower bounds of simulator/placement/bounds.py.
+to 107; those from 201 on are unseen. Ratios are to the lower bounds of simulator/policies/types/comparison.py.
 """
 
 from __future__ import annotations
@@ -12,51 +12,146 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from brute_force import best_schedules, random_instance
 from figures import Figure, at_most, exactly, main
 
-from advisor.decisions.placement import (
+from advisor.types.placement import (
     NEVER_MOVE,
     SOLVER_S,
     WAITS,
+    Floats,
     PlacementRules,
     PlacementView,
     decide_placement,
     price,
 )
-from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
-from simulator.placement.policies import Fifo, PricedSrpt
-from simulator.placement.problem import PlacementProblem
-from simulator.placement.rounds import PlacementRecord, simulate_rounds
-from simulator.traces.gavel import read_gavel_rates, read_gavel_types
+from simulator.policies.types.comparison import makespan_bound_s, mean_jct_bound_s
+from simulator.policies.types.rounds import PricedSrpt, Rounds, TypedFifo, simulate_rounds
+from simulator.traces.gavel import PlacementProblem, read_gavel_types, read_problem
+
+
+@dataclass(frozen=True)
+class BestSchedules:
+    """The least mean completion time and the least makespan, each over all schedules; infinite if none ends."""
+
+    mean_jct_s: float
+    makespan_s: float
+
+
+def best_schedules(problem: PlacementProblem, round_s: float, rounds: int) -> BestSchedules:
+    """Find the best schedules of jobs submitted at time 0, among those that end within so many rounds.
+
+    Moves cost nothing. Ends may lie inside a round. A schedule that takes more rounds can have a lower mean completion
+    time than the best of these.
+    """
+    places = _places(problem)
+    search = _PlacementSearch(problem, places, round_s, rounds)
+    return BestSchedules(search.least_sum(0, problem.work) / len(problem), search.least_last(0, problem.work))
+
+
+def _places(problem: PlacementProblem) -> list[tuple[int, ...]]:
+    found = []
+    for types in product(range(WAITS, len(problem.types)), repeat=len(problem)):
+        used = [0] * len(problem.types)
+        for job, kind in enumerate(types):
+            if kind != WAITS:
+                used[kind] += int(problem.gpus[job]) if problem.rates[job, kind] > 0 else 1 << 30
+        if all(amount <= most for amount, most in zip(used, problem.capacity, strict=True)):
+            found.append(types)
+    return found
+
+
+@dataclass
+class _PlacementSearch:
+    problem: PlacementProblem
+    places: list[tuple[int, ...]]
+    round_s: float
+    rounds: int
+    sums: dict[tuple[int, bytes], float] = field(default_factory=dict)
+    lasts: dict[tuple[int, bytes], float] = field(default_factory=dict)
+
+    def least_sum(self, begun: int, left: Floats) -> float:
+        """Of the completion times, of jobs with work left after `begun` rounds."""
+        key = (begun, left.round(9).tobytes())
+        if key not in self.sums:
+            self.sums[key] = self._least_sum(begun, left)
+        return self.sums[key]
+
+    def _least_sum(self, begun: int, left: Floats) -> float:
+        if not (left > 0).any():
+            return 0.0
+        if begun == self.rounds:
+            return np.inf
+        return min(float(ends.sum()) + self.least_sum(begun + 1, after) for ends, after in self._steps(begun, left))
+
+    def least_last(self, begun: int, left: Floats) -> float:
+        """Of the latest completion time, likewise."""
+        key = (begun, left.round(9).tobytes())
+        if key not in self.lasts:
+            self.lasts[key] = self._least_last(begun, left)
+        return self.lasts[key]
+
+    def _least_last(self, begun: int, left: Floats) -> float:
+        if not (left > 0).any():
+            return 0.0
+        if begun == self.rounds:
+            return np.inf
+        return min(
+            max(float(ends.max()), self.least_last(begun + 1, after)) for ends, after in self._steps(begun, left)
+        )
+
+    def _steps(self, begun: int, left: Floats) -> list[tuple[Floats, Floats]]:
+        """Times at which jobs end in a round, 0 for others, and the work left; by the place of jobs that are left."""
+        active, seen = left > 0, dict[tuple[int, ...], tuple[Floats, Floats]]()
+        jobs = np.arange(len(left))
+        for types in self.places:
+            kept = tuple(kind if active[job] else WAITS for job, kind in enumerate(types))
+            if kept in seen or not any(kind != WAITS for kind in kept):
+                continue
+            kinds = np.array(kept)
+            rate = np.where(kinds != WAITS, self.problem.rates[jobs, kinds], 0.0)
+            after = np.where(rate * self.round_s >= left * (1 - 1e-9), 0.0, left - rate * self.round_s)
+            ends = active & (after <= 0)
+            at_s = begun * self.round_s + np.divide(left, rate, out=np.zeros(len(left)), where=rate > 0)
+            seen[kept] = (np.where(ends, at_s, 0.0), after)
+        return _not_dominated(list(seen.values()))
+
+
+def _not_dominated(steps: list[tuple[Floats, Floats]]) -> list[tuple[Floats, Floats]]:
+    """Without those after which no job has less left, and none ended earlier, than after another."""
+    after = np.array([step[1] for step in steps])
+    ended = np.array([np.where(step[0] > 0, step[0], np.inf) for step in steps])
+    kept = []
+    for number in range(len(steps)):
+        better = (after <= after[number]).all(axis=1) & (ended <= ended[number]).all(axis=1)
+        equal = better & (after == after[number]).all(axis=1) & (ended == ended[number]).all(axis=1)
+        if not (better & ~equal).any() and equal.argmax() == number:
+            kept.append(steps[number])
+    return kept
+
+
+def random_instance(rng: np.random.Generator, most_jobs: int = 5) -> PlacementProblem:
+    """2 to most_jobs jobs of up to 3 rounds, 2 or 3 types of 1 to 4 GPUs; some pairs cannot run."""
+    jobs, types = int(rng.integers(2, most_jobs + 1)), int(rng.integers(2, 4))
+    capacity = rng.integers(1, 5, types)
+    gpus = np.minimum(rng.integers(1, 4, jobs), capacity.max())
+    rates = rng.uniform(0.2, 1.0, (jobs, types))
+    rates[rng.random((jobs, types)) < 0.1] = 0.0
+    rates[gpus[:, None] > capacity[None, :]] = 0.0
+    stuck = rates.max(axis=1) <= 0
+    rates[stuck, capacity.argmax()] = 1.0
+    work = rates.max(axis=1) * rng.uniform(0.3, 3.0, jobs)
+    return PlacementProblem(tuple(f"t{number}" for number in range(types)), capacity, np.zeros(jobs), gpus, work, rates)
+
 
 SHARED = Path(os.environ.get("ALMANAC_SHARED_DATA") or Path(__file__).parents[2] / "shared" / "data")
 THROUGHPUTS = SHARED / "gavel_throughputs_k80_p100_v100.json"
 CAPACITY = {"v100": 20, "p100": 20, "k80": 20}
 GOALS = {"movable": (PlacementRules(), 1.07, 1.11), "never moved": (NEVER_MOVE, 1.22, 1.13)}
-
-
-def gavel_problem(path: Path, throughputs: Path, capacity: dict[str, int]) -> PlacementProblem:
-    """A trace of Gavel on these GPUs, without jobs that no type can run."""
-    table, _ = read_gavel_rates(path, throughputs, tuple(capacity))
-    sizes = np.array(list(capacity.values()), dtype=np.int64)
-    rates = np.array(table["rates"].to_list(), dtype=float).reshape(len(table), len(capacity))
-    gpus = table["gpu_count"].to_numpy("int64")
-    fits = ((rates > 0) & (gpus[:, None] <= sizes[None, :])).any(axis=1)
-    kept = table[fits].reset_index(drop=True)
-    return PlacementProblem(
-        types=tuple(capacity),
-        capacity=sizes,
-        submit_s=kept["submit_s"].to_numpy(float),
-        gpus=gpus[fits],
-        work=kept["steps"].to_numpy(float),
-        rates=np.where(gpus[fits, None] <= sizes[None, :], rates[fits], 0.0),
-        kinds=tuple(kept["kind"]),
-    )
 
 
 def like_gavel(seed: int, jobs: int = 480, load: float | None = None) -> PlacementProblem:
@@ -83,11 +178,11 @@ def like_gavel(seed: int, jobs: int = 480, load: float | None = None) -> Placeme
     return replace(problem, submit_s=np.cumsum(rng.exponential(least_s / jobs / load, jobs)))
 
 
-def mean_jct_s(problem: PlacementProblem, record: PlacementRecord) -> float:
+def mean_jct_s(problem: PlacementProblem, record: Rounds) -> float:
     return float(np.mean(record.end_s - problem.submit_s))
 
 
-def longest_first_wait_s(problem: PlacementProblem, record: PlacementRecord) -> float:
+def longest_first_wait_s(problem: PlacementProblem, record: Rounds) -> float:
     return float(np.max(record.start_s - problem.submit_s))
 
 
@@ -112,7 +207,7 @@ def against_bounds(seeds: Sequence[int]) -> list[Figure]:
 
 
 def _given(seed: int) -> PlacementProblem:
-    return gavel_problem(SHARED / "gavel_480" / f"seed{seed}.trace", THROUGHPUTS, CAPACITY)
+    return read_problem(SHARED / "gavel_480" / f"seed{seed}.trace", THROUGHPUTS, CAPACITY)[0]
 
 
 def against_brute_force(instances: int) -> list[Figure]:
@@ -151,7 +246,7 @@ def ageing(jobs: int) -> list[Figure]:
     for name, problem in problems.items():
         fifo, without, aged = (
             simulate_rounds(problem, policy)
-            for policy in (Fifo(), PricedSrpt(), PricedSrpt(replace(PlacementRules(), ageing=1.0)))
+            for policy in (TypedFifo(), PricedSrpt(), PricedSrpt(replace(PlacementRules(), ageing=1.0)))
         )
         wait = longest_first_wait_s(problem, aged) / longest_first_wait_s(problem, fifo)
         jct = mean_jct_s(problem, aged) / mean_jct_s(problem, without)

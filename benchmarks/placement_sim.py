@@ -2,7 +2,7 @@
 
 Run: benchmarks/placement_sim.py [SEEDS] [JOBS], by default 2 seeds of 960 arriving jobs. The traces come from
 ../shared/data. 20 GPUs each of V100, P100, and K80; rounds of 360 s; a move costs 10 s. Gavel's policies are rebuilt
-(simulator/placement/fairness.py), so that its published scheduler can differ by some percent.
+(simulator/policies/types/rounds.py), so that its published scheduler can differ by some percent.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import numpy as np
 from figures import Figure, at_most, main
 from traces import DATA
 
-from simulator.placement.arrivals import poisson_arrivals
-from simulator.placement.comparison import (
+from simulator.comparison import silent_solver
+from simulator.policies.types.chosen_type import AdvisedType, simulate_queues
+from simulator.policies.types.comparison import (
     ONE_PLACE_EXCEPT,
     POLICIES,
     PlacementOptions,
     find_bounds,
     run_policy,
-    silent_solver,
 )
-from simulator.placement.problem import PlacementProblem
-from simulator.placement.queues import AdvisedType, simulate_queues
-from simulator.placement.trace import read_problem
+from simulator.traces.gavel import PlacementProblem, poisson_arrivals, read_problem
 
 CAPACITY = {"v100": 20, "p100": 20, "k80": 20}
 LOADS = (0.7, 0.9)
@@ -53,7 +51,7 @@ def show_progress(where: str, policy: str) -> None:
 
 
 def batch(seed: int) -> list[Figure]:
-    """All jobs at time 0."""
+    """Compare the policies on jobs that are all submitted at time 0."""
     problem = trace_of(seed)
     bounds = find_bounds(problem)
     figures = [
@@ -62,9 +60,9 @@ def batch(seed: int) -> list[Figure]:
     ]
     for name in POLICIES:
         show_progress(f"seed {seed}", name)
-        score = run_policy(problem, name, PlacementOptions())
+        run = run_policy(problem, name, PlacementOptions())
         for what, value, bound in (
-            ("makespan", score.makespan_s, bounds.makespan_s), ("JCT", score.mean_jct_s, bounds.mean_jct_s),
+            ("makespan", run.makespan_s, bounds.makespan_s), ("JCT", float(run.jobs.jct_s.mean()), bounds.mean_jct_s),
         ):  # fmt: skip
             figures.append(Figure(f"seed {seed}, {name}: {what}, h", value / HOUR_S))
             if name not in ONE_PLACE_EXCEPT:
@@ -100,7 +98,7 @@ def arriving(pool: PlacementProblem, load: float, seeds: Sequence[int], jobs: in
 
 
 def controls(load: float, jct: Mapping[str, float]) -> list[Figure]:
-    """What advice is compared with; the median of recent waits must lose."""
+    """Rivals of the advice; the median of recent waits must lose."""
     worse = jct["recent-waits"] / jct["advice"]
     return [
         Figure(f"load {load}: recent-waits / advice", worse, "> 1", worse > 1),
@@ -128,7 +126,7 @@ def mean_jct_h(
 ) -> float:  # fmt: skip
     show_progress(f"{len(problems)} seeds", f"{name} sigma {sigma}")
     found = [
-        run_policy(problem, name, PlacementOptions(error=sigma, seed=seed)).mean_jct_s
+        run_policy(problem, name, PlacementOptions(error=sigma, seed=seed)).jobs.jct_s.mean()
         for problem, seed in zip(problems, seeds, strict=True)
     ]
     return float(np.mean(found)) / HOUR_S

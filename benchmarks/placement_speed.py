@@ -22,10 +22,9 @@ import numpy as np
 from figures import Figure, at_most, between, main
 from traces import DATA
 
-from advisor.speed.gpu_types import GpuTypes
-from advisor.speed.learning import SpeedTable, learn_speeds
-from advisor.speed.runs import FamilyKey, FamilyRuns, SpeedRun, families_of
-from advisor.speed.times import MemoryFit, TypeTime, family_times
+from advisor.types.learning import SpeedTable, learn_speeds
+from advisor.types.runs import FamilyKey, FamilyRuns, GpuTypes, SpeedRun, families_of
+from advisor.types.times import MemoryFit, TypeTime, family_times
 from almanac.hardware import gpu_models
 
 TABLE = DATA / "gavel_throughputs_k80_p100_v100.json"
@@ -63,7 +62,7 @@ def runs_of(speeds: Speeds, keys: list[FamilyKey], only: str | None = None) -> d
 
 
 class Errors:
-    """By pair of types: signed errors of ln time, and whether the interval held the true time."""
+    """Signed errors of ln time by pair of types, and whether the interval held the true time."""
 
     def __init__(self) -> None:
         self.away: defaultdict[tuple[str, str], list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""How many nodes sleep within a budget, against the paper's controller and an oracle. Run: make bench-power.
+"""Nodes that sleep within a budget, against the paper's controller and an oracle. Run: make bench-power.
 
 Philly is scored on 16 to 30 November, and on two earlier fortnights; the virtual clusters of Earth on 23 to 31 May.
 Everything before the scored span trains and tunes, nothing of it or later. These spans were fixed before the first
@@ -18,21 +18,10 @@ import numpy as np
 from figures import Figure, at_most, exactly, main
 from traces import DATA
 
-from advisor.decisions.power import Budget
-from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
-from advisor.demand.features import load_holidays
-from advisor.demand.forecast import PERSISTENCE, SHUFFLED
-from advisor.evaluation.power import (
-    LEAKY,
-    ORACLE,
-    OURS,
-    PAPER,
-    TEXT,
-    PowerBacktest,
-    backtest_power,
-    spans_of,
-)
-from telemetry.nodes.series import NodeSeries, read_node_series
+from advisor.power.backtest import LEAKY, ORACLE, OURS, PAPER, TEXT, PowerBacktest, backtest_power, spans_of
+from advisor.power.decide import Budget, NodeFlag, PowerLimits, PowerNode, select_nodes
+from advisor.power.forecast import PERSISTENCE, SHUFFLED, load_holidays
+from telemetry.power.series import NodeSeries, read_node_series
 
 SEEDS = range(5)
 BUDGET = Budget(wakes_per_day=1, short_min_per_day=2)
@@ -142,7 +131,7 @@ def random_nodes(rng: random.Random, count: int) -> list[PowerNode]:
 
 
 def broken_rules(states: int) -> int:
-    """How many of so many random states break a rule of the selection."""
+    """Count the random states that break a rule of the selection."""
     rng, broken, now_s = random.Random(14), 0, 100_000
     for _ in range(states):
         nodes = random_nodes(rng, rng.randrange(12))

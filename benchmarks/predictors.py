@@ -1,4 +1,4 @@
-"""Scores of the predictors on the real traces, and the bound on the generated site, beside simple baselines.
+"""Scores of the predictors on the real traces, and the bound on the generated site, next to simple baselines.
 
 Run: make bench-predictors. Rolling origin on the last 40% of each trace. A trace that is not here is named.
 """
@@ -15,16 +15,15 @@ from figures import Figure, at_least, at_most, between, main
 from traces import DATA, TRACES, load_trace, read_trace
 from training import cost
 
-from advisor.duration.baselines import OURS
+from advisor.duration.backtest import OURS, Evaluation, evaluate
 from advisor.duration.features import submissions, without_parts
-from advisor.duration.prediction import predict
-from advisor.evaluation.durations import Evaluation, evaluate
-from advisor.evaluation.replay import observed_history
-from advisor.evaluation.tier import replay_tiers, score_group
+from advisor.duration.replay import observed_history
+from advisor.duration.service import predict
+from advisor.memory.backtest import replay_tiers, score_group
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.records import Request
+from almanac.records import JobRequest
 from cli.demo import CONFIG
 from demo import GeneratedSource, SiteShape
 from telemetry.history import load_history
@@ -91,7 +90,7 @@ def _table(name: str, result: Evaluation) -> list[Figure]:
 
 
 def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
-    """Of a training on the whole trace, of one prediction in a warm process, and of many at once."""
+    """Measure a training on the whole trace, one prediction in a warm process, and many at once."""
     now_s = int(history["end_s"].max()) + 1
     started = time.perf_counter()
     trained = train(history, config, now_s)
@@ -103,13 +102,13 @@ def times(name: str, history: pd.DataFrame, config: Config) -> list[Figure]:
     remember_ms = (time.perf_counter() - started) * 1000
     jobs = [dataclasses.replace(job, submit_s=now_s) for job in submissions(own)]
     many = [jobs[place % len(jobs)] for place in range(BATCH)]
-    predict(many[:1], [memory.known_at_submit(many[0])], trained.model)
+    predict(many[:1], [memory.known(many[0])], trained.model)
     started = time.perf_counter()
     for job in many[:SINGLE]:
-        predict([job], [memory.known_at_submit(job)], trained.model)
+        predict([job], [memory.known(job)], trained.model)
     one_ms = (time.perf_counter() - started) / SINGLE * 1000
     started = time.perf_counter()
-    predict(many, [memory.known_at_submit(job) for job in many], trained.model)
+    predict(many, [memory.known(job) for job in many], trained.model)
     batch_s = time.perf_counter() - started
     return [
         at_most(f"{name}: training on {len(history)} jobs, s", train_s, 30),
@@ -138,7 +137,7 @@ def memory(folder: Path) -> list[Figure]:
     train_s = time.perf_counter() - started
     row = history[history["tier"] == "hbm80g"].iloc[-1]
     own = history[history["user"] == row["user"]]
-    request = Request(user=row["user"], job_name=row["name"], gpu_count=4, constraints="gpu&hbm80g")
+    request = JobRequest(user=row["user"], job_name=row["name"], gpu_count=4, constraints="gpu&hbm80g")
     advise(request, own, trained, config, shape.end_s)
     started = time.perf_counter()
     for _ in range(20):

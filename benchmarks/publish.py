@@ -1,4 +1,4 @@
-"""How long publishing for a large site takes, and what memory: 5,000 users with 50 job families each, six runs of each.
+"""Time and memory of publishing for a large site: 5,000 users with 50 job families each, six runs of each.
 
 Then what a single user costs whose jobs all have new names that resemble each other: the most that names can cost.
 Run: python benchmarks/publish.py (in `make bench-hooks`). ALMANAC_BENCH_USERS=500 for a tenth of the users,
@@ -26,11 +26,11 @@ from figures import Figure, at_most, main
 from advisor.artefacts import load, save
 from advisor.service import train
 from almanac.config_file import parse_config
-from reports.published.folder import OwnFolder
-from reports.published.publish import OWN_PER_RUN, OwnJob, publish_own
+from almanac.published.outgoing import Outgoing
+from reports.published.publish import OWN_PER_RUN, OwnFolder, OwnJob, publish_own
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
-from telemetry.store.outgoing import Outgoing
+from telemetry.site import Site
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -41,7 +41,7 @@ WORDS = [f"{w}-{v}" for w in ("train", "eval", "prep", "tune", "sim", "md", "dft
 FAMILIES, TRAINED_JOBS = len(WORDS), 20_000
 NAMES = int(os.environ.get("ALMANAC_BENCH_NAMES", "100000"))
 MOST_GROWTH = 1.5
-"""Of the time per job from a tenth of the names to all of them."""
+"""Most growth of the time per job from a tenth of the names to all of them."""
 NOW_S = 1_795_256_200
 CLUSTER = "bench"
 TIERS = [
@@ -112,10 +112,10 @@ def prepare(folder: Path) -> None:
     save(train(chosen, parse_config({"tiers": TIERS}), NOW_S), store.of(CLUSTER).models_dir)
 
 
-class MemoryWatch:
+class ResidentMemory:
     """Highest resident memory of this process and its children together, MiB, looked at every 50 ms."""
 
-    def __enter__(self) -> MemoryWatch:
+    def __enter__(self) -> ResidentMemory:
         self.peak_mib, self._is_over = 0.0, threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -150,7 +150,7 @@ def _resident_pages(pid: int) -> int:
 
 
 def processor_s() -> float:
-    """Of this process and of its children that have ended: what a busy machine inflates least."""
+    """Return the CPU seconds of this process and of its ended children, which a busy machine inflates least."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -158,7 +158,7 @@ def processor_s() -> float:
 def timed(job: PublishRun) -> tuple[float, float, Published]:
     """Seconds, MiB, and what was done."""
     uids = {f"user{number}": 100_000 + number for number in range(USERS)}
-    with MemoryWatch() as memory:
+    with ResidentMemory() as memory:
         started = time.perf_counter()
         done = publish(job, uids.get)
         seconds = time.perf_counter() - started
@@ -174,15 +174,14 @@ def measure(folder: Path) -> list[Figure]:
     store = Store.open(folder / "store")
     trained = load(store.of(CLUSTER).models_dir)
     advice = Outgoing(folder / "advice")
-    job = PublishRun(
-        store.of(CLUSTER), config, NOW_S, advice, trained, "observe", processes=len(os.sched_getaffinity(0))
-    )
+    site = Site.of(store.of(CLUSTER), config, NOW_S)
+    job = PublishRun(site, advice, trained, "observe", processes=len(os.sched_getaffinity(0)))
     before_s = processor_s()
     first_s, first_mib, first = timed(job)
     busy_s = processor_s() - before_s
-    again_s, again_mib, again = timed(dataclasses.replace(job, now_s=NOW_S + 600))
-    renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, now_s=NOW_S + 30 * 3600))
-    own = measure_own(OwnJob(store.of(CLUSTER), config, NOW_S, OwnFolder(advice)))
+    again_s, again_mib, again = timed(dataclasses.replace(job, site=site.at(NOW_S + 600)))
+    renewed_s, renewed_mib, _ = timed(dataclasses.replace(job, site=site.at(NOW_S + 30 * 3600)))
+    own = measure_own(OwnJob(site, OwnFolder(advice)))
     peak_mib = max(first_mib, again_mib, renewed_mib)
     slowest_s = max(first_s, renewed_s)
     size = [path.stat().st_size for path in (folder / "advice" / "user").glob("*/advice")]
@@ -225,11 +224,13 @@ def one_user(folder: Path, number: int) -> tuple[dict[str, float], float]:
     ends = itertools.islice(itertools.product("ghijklmnopqrstuvwxyz", repeat=4), number)
     fill(store, 1, ["x" * 60 + "".join(end) for end in ends], 1)
     advice = Outgoing(folder / "advice")
-    with MemoryWatch() as memory:
+    with ResidentMemory() as memory:
         started_s = time.process_time()
         trained = train(load_history(store.of(CLUSTER), running=True), config, NOW_S)
         trained_s = time.process_time()
-        publish(PublishRun(store.of(CLUSTER), config, NOW_S, advice, trained, "observe"), {"user0": 100_000}.get)
+        publish(
+            PublishRun(Site.of(store.of(CLUSTER), config, NOW_S), advice, trained, "observe"), {"user0": 100_000}.get
+        )
         published_s = time.process_time()
     return {"training": trained_s - started_s, "publishing": published_s - trained_s}, memory.peak_mib
 
@@ -243,7 +244,7 @@ def measure_own(job: OwnJob) -> list[Figure]:
         ("  the next run, of as many reports", OWN_PER_RUN),
         ("  a run with one report", 1),
     ):
-        with MemoryWatch() as memory, mock.patch("reports.published.publish.OWN_PER_RUN", per_run):
+        with ResidentMemory() as memory, mock.patch("reports.published.publish.OWN_PER_RUN", per_run):
             started = time.perf_counter()
             done = publish_own(job, uids.get)
             seconds = time.perf_counter() - started

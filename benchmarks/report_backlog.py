@@ -1,7 +1,7 @@
-"""What it costs when 10,000 jobs end within a minute: accounting queries, memory, time until all mail is out.
+"""Cost of 10,000 jobs that end within a minute: accounting queries, memory, time until all mail is out.
 
 Run: python benchmarks/report_backlog.py (in `make bench-reports`). sacct is a stand-in that counts its queries, the
-mail server is aiosmtpd in a process of its own; the store, reports with pictures and the outbox are real.
+mail server is aiosmtpd in a process of its own; the store, reports with pictures and the record are real.
 ALMANAC_BENCH_JOBS sets the number of jobs.
 """
 
@@ -35,10 +35,8 @@ from fake_accounting import CLUSTER, Accounting, job
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.report_due import mail_site
-from reports.mail.marks import start_now
-from reports.mail.outbox import Outbox, outbox_path
-from reports.mail.run import MailRun
+from cli.mail import mail_run
+from reports.mail.record import MailRecord, record_path
 from telemetry.store.schema import TELEMETRY
 from telemetry.store.store import Store
 
@@ -113,8 +111,8 @@ def fill(root: Path, number: int) -> list[dict[str, Any]]:
     for first in range(0, number, 2000):
         store.of(CLUSTER).write("telemetry", samples(rows[first : first + 2000]))
     store.of(CLUSTER).set_watermark("sacct", now_s - 600)
-    with Outbox(outbox_path(root / "store")) as outbox:
-        start_now(outbox, CLUSTER, now_s - 600)
+    with MailRecord(record_path(root / "store")) as record:
+        record.start_now(CLUSTER, now_s - 600)
     (root / "ended").mkdir(mode=0o770)
     for row in rows:
         path = root / "ended" / f"{row['job_id']}.1"
@@ -125,7 +123,7 @@ def fill(root: Path, number: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def mail_server(folder: Path) -> Iterator[int]:
-    """aiosmtpd, which keeps what it takes in a Maildir. Its port."""
+    """Serve with aiosmtpd, which keeps its mails in a Maildir; yield its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -146,7 +144,7 @@ def due(root: Path, port: int) -> None:
         "hooks": {"advice_dir": str(root / "advice")},
         "mail": {
             "server": "127.0.0.1", "port": port, "sender": "almanac@example.org", "recipient": "{user}@example.org",
-            "spool_dir": str(root / "ended"),
+            "spool_dir": str(root / "ended"), "per_minute": 100_000,
         },
         "tiers": [
             {"name": "hbm40g", "capacity_mib": 40960, "constraint": "hbm40g"},
@@ -158,19 +156,19 @@ def due(root: Path, port: int) -> None:
     app.commands = accounting  # type: ignore[assignment]
     pwd.getpwnam = lambda user: SimpleNamespace(pw_uid=2**31 - 2)  # type: ignore[assignment]  # the system knows all
     started_s, cpu_s = time.perf_counter(), time.process_time()
-    with Outbox(outbox_path(root / "store")) as outbox:
-        outcome = MailRun(mail_site(app, app.open_store().of(CLUSTER)), outbox).run()
-        counts = outbox.counts()
+    with MailRecord(record_path(root / "store")) as record:
+        outcome = mail_run(app, app.open_store().of(CLUSTER), record).run()
+        counts = record.counts()
     print(json.dumps({
         "wall_s": time.perf_counter() - started_s, "cpu_s": time.process_time() - cpu_s,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "asked": accounting.asked,
-        "put": outcome.put, "faults": outcome.faults, "waiting": counts.waiting, "queued": counts.queued,
+        "sent": outcome.sent, "faults": outcome.faults, "waiting": counts.waiting, "refused": counts.refused,
         "noticed": outcome.noticed,
     }))  # fmt: skip
 
 
 def backlog(number: int) -> dict[str, Any]:
-    """Until nothing waits any more: what all runs cost."""
+    """Run until nothing waits any more, and return the cost of all runs."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         fill(root, number)
@@ -186,10 +184,10 @@ def backlog(number: int) -> dict[str, Any]:
                 whole["peak_mib"] = max(whole["peak_mib"], one["peak_mib"])
                 whole.setdefault("asked", one["asked"])
                 whole.setdefault("faults", []).extend(one["faults"])
-                if not one["waiting"] + one["queued"]:
+                if not one["waiting"] + one["refused"]:
                     break
         whole["mails"] = len(list((root / "mail/new").iterdir()))
-        whole["left"] = len(list((root / "ended").iterdir())) + one["waiting"] + one["queued"]
+        whole["left"] = len(list((root / "ended").iterdir())) + one["waiting"] + one["refused"]
         return whole
 
 

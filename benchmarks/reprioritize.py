@@ -1,4 +1,4 @@
-"""How long `almanac reprioritize` takes for 10,000 pending jobs of 300 users, as squeue of 22.05 and 26.05 shows them.
+"""Time of `almanac reprioritize` for 10,000 pending jobs of 300 users, as squeue of 22.05 and 26.05 shows them.
 
 Run: python benchmarks/reprioritize.py (in `make bench-hooks`). Slurm is a stand-in that answers at once: what slurmctld
 itself takes is 1 to 2 ms for each change. The past is that of benchmarks/publish.py; ALMANAC_BENCH_USERS sets its size.
@@ -23,29 +23,32 @@ from figures import Figure, at_most, main
 from publish import CLUSTER, FAMILIES, NOW_S, RUNS, TIERS, USERS, prepare
 
 from advisor.artefacts import load
-from advisor.services.gpu_time import priorities_of
+from advisor.duration.service import priorities_of
 from almanac.config_file import parse_config
-from almanac.records import Counts, PriorityAdvice, Request
-from slurm_hooks.priority.action_log import ActionLog
-from slurm_hooks.priority.reprioritize import Actor, plan_site_factors
+from almanac.records import JobRequest, PriorityAdvice
+from slurm.backend import CommandBackend
+from slurm.commands import Done
+from slurm_hooks.jobs.log import JobLog
+from slurm_hooks.priority.reprioritize import SiteFactorEngine, plan_site_factors
 from telemetry.history import load_history
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.commands import Done
 from telemetry.store.store import Store
 
-FIXTURES = Path(__file__).parents[1] / "tests/telemetry/fixtures/slurm"
+FIXTURES = Path(__file__).parents[1] / "tests/slurm/fixtures"
 JOBS, PENDING_USERS = 10_000, 300
 GOAL_S = 10.0
 
 
 @dataclass
 class StandIn:
-    """squeue and sprio of 10,000 pending jobs, and a scontrol that believes everything."""
+    """squeue and sprio of 10,000 pending jobs, and a scontrol that believes everything. jobs: records by number."""
 
     queue: bytes
+    jobs: dict[str, bytes]
     factors: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str]) -> bytes:
+        if argv[0] == "squeue" and "-j" in argv:
+            return b'{"jobs": [' + b",".join(self.jobs[number] for number in argv[-1].split(",")) + b"]}"
         if argv[0] == "squeue":
             return self.queue
         if argv[0] == "sprio":
@@ -53,7 +56,7 @@ class StandIn:
             return "".join(rows).encode()
         return f"ClusterName = {CLUSTER}\n".encode()
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
+    def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
         for line in stdin.decode().splitlines():
             _, job, site_factor = line.split()
             self.factors[int(job.removeprefix("jobid="))] = int(site_factor.removeprefix("sitefactor="))
@@ -76,32 +79,35 @@ def queue_of(release: str) -> StandIn:
             "tres_req_str": f"cpu=32,mem=1000M,node=1,billing=1,gres/gpu={1 + number % 4}", "cluster": CLUSTER,
         }  # fmt: skip
         jobs.append(job)
-    return StandIn(json.dumps({"jobs": jobs}).encode(), dict.fromkeys(range(2_000_000, 2_000_000 + JOBS), 0))
+    of = {str(job["job_id"]): json.dumps(job).encode() for job in jobs}
+    return StandIn(json.dumps({"jobs": jobs}).encode(), of, dict.fromkeys(range(2_000_000, 2_000_000 + JOBS), 0))
 
 
 def timed_run(store: Store, slurm: StandIn, folder: Path) -> tuple[float, dict[str, float], int]:
     """Seconds of one run from the first question to the last line, those of its parts, and how many were changed."""
     began = time.perf_counter()
     parts: dict[str, float] = {}
-    config, log, counts = parse_config({"tiers": TIERS}), ActionLog(folder), Counts()
+    config, log = parse_config({"tiers": TIERS}), JobLog(folder, "reprioritize")
 
-    def predict(requests: Sequence[Request]) -> list[PriorityAdvice | None]:
+    def predict(requests: Sequence[JobRequest]) -> list[PriorityAdvice | None]:
         parts["read the queue"] = time.perf_counter() - began
         trained = load(store.of(CLUSTER).models_dir)
         history = load_history(store.of(CLUSTER), user={request.user for request in requests}, running=True)
         loaded = time.perf_counter()
         parts["load the past"] = loaded - began - parts["read the queue"]
-        told = priorities_of(requests, history, trained, config)
+        told = priorities_of(requests, history, trained, config, NOW_S)
         parts["predict"] = time.perf_counter() - loaded
         return told
 
     backend = CommandBackend(slurm)
-    changes, _ = plan_site_factors(backend, log.newest(CLUSTER, NOW_S), predict, lambda job, site_factor: False, counts)
+    plan = plan_site_factors(backend, log.history(CLUSTER, NOW_S), predict, lambda job, site_factor: False, NOW_S)
     planned = time.perf_counter()
-    outcome = Actor(backend, log, CLUSTER, "bench", lambda: float(NOW_S)).apply(changes)
-    assert outcome.taken == len(changes)
+    engine = SiteFactorEngine(
+        commands=slurm, log=log, cluster=CLUSTER, clock=lambda: float(NOW_S), sleep=time.sleep, backend=backend
+    )
+    assert engine.apply(plan).waiting == len(plan.changes)
     parts["write down and tell"] = time.perf_counter() - planned
-    return time.perf_counter() - began, parts, len(changes)
+    return time.perf_counter() - began, parts, len(plan.changes)
 
 
 def measure() -> list[Figure]:

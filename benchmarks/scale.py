@@ -23,11 +23,10 @@ from job_reports import CLUSTER, fill
 
 from almanac.config import Config
 from almanac.units import DAY_S
+from telemetry.attribution.runs import opens
 from telemetry.metrics.summary import summarize
-from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TABLES
-from telemetry.store.stale_days import opens
-from telemetry.store.store import Store
+from telemetry.store.store import ClusterStore, Store
 
 DAYS, SITE_DAYS = 200, 4
 NUMBERS_A_COPY, USERS_COPIED = 1_000_000, 16
@@ -48,7 +47,7 @@ constraint = "hbm80g"
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class ScaleTask:
     """A command and its goals. None: no goal. limit_mib: the store.memory_limit_mib that it runs with."""
 
     name: str
@@ -58,9 +57,9 @@ class Task:
     limit_mib: int = LIMIT_MIB
 
 
-def within_limit(name: str, command: tuple[str, ...], limit_mib: int) -> Task:
+def within_limit(name: str, command: tuple[str, ...], limit_mib: int) -> ScaleTask:
     """A command whose whole process has to hold the memory limit, within 25%."""
-    return Task(name, command, most_mb=1.25 * limit_mib * 1.048576, limit_mib=limit_mib)
+    return ScaleTask(name, command, most_mb=1.25 * limit_mib * 1.048576, limit_mib=limit_mib)
 
 
 def copied(rows: pa.Table, number: int, turn: int) -> pa.Table:
@@ -97,7 +96,7 @@ def generate(jobs: int) -> Path:
     return root
 
 
-def tasks_of(store: ClusterStore) -> list[Task]:
+def tasks_of(store: ClusterStore) -> list[ScaleTask]:
     newest = store.read("jobs", ["job_id", "submit_s", "user"], since_s=_newest_s(store)).sort_by("submit_s")
     last_s = newest["submit_s"][-1].as_py()
     job_id, user = (str(newest[name][newest.num_rows // 2].as_py()) for name in ("job_id", "user"))
@@ -106,24 +105,24 @@ def tasks_of(store: ClusterStore) -> list[Task]:
     typed = {"most_s": 2.0, "most_mb": 500.0}
     across = {"most_s": 30.0, "most_mb": 2000.0}
     return [
-        Task("jobs -u USER, 30 days", ("jobs", "-u", user, *month), **typed),
-        Task("jobs -a, 30 days", ("jobs", "-a", *month), **typed),
-        Task("jobs -a, 200 days", ("jobs", "-a", *whole), **typed),
-        Task(
+        ScaleTask("jobs -u USER, 30 days", ("jobs", "-u", user, *month), **typed),
+        ScaleTask("jobs -a, 30 days", ("jobs", "-a", *month), **typed),
+        ScaleTask("jobs -a, 200 days", ("jobs", "-a", *whole), **typed),
+        ScaleTask(
             "jobs -a --sort, 200 days",
             ("jobs", "-a", *whole, "--min", "gpu_count=8", "--sort", "-spatial_imbalance", "-n", "10"),
             **typed,
         ),
-        Task("jobs -a --state, 200 days", ("jobs", "-a", *whole, "--state", "FAILED"), **typed),
-        Task("jobs -u USER, 200 days", ("jobs", "-u", user, *whole), **typed),
-        Task("jobs -j ID, 200 days", ("jobs", "-a", *whole, "-j", job_id), **typed),
-        Task("report ID", ("report", job_id), **typed),
-        Task("advise", ("advise", "--user", user, "--gpus=4", "--time=60", "--wrap=true"), **typed),
-        Task("site-report, 30 days", ("site-report", *month), **typed),
-        Task("site-report, 200 days", ("site-report", *whole), **across),
-        Task("characterize, 200 days", ("characterize", *whole), **across),
+        ScaleTask("jobs -a --state, 200 days", ("jobs", "-a", *whole, "--state", "FAILED"), **typed),
+        ScaleTask("jobs -u USER, 200 days", ("jobs", "-u", user, *whole), **typed),
+        ScaleTask("jobs -j ID, 200 days", ("jobs", "-a", *whole, "-j", job_id), **typed),
+        ScaleTask("report ID", ("report", job_id), **typed),
+        ScaleTask("advise", ("advise", "--user", user, "--gpus=4", "--time=60", "--wrap=true"), **typed),
+        ScaleTask("site-report, 30 days", ("site-report", *month), **typed),
+        ScaleTask("site-report, 200 days", ("site-report", *whole), **across),
+        ScaleTask("site-report --study, 200 days", ("site-report", "--study", *whole), **across),
         within_limit("site-report within 512 MiB, 200 days", ("site-report", *whole), 512),
-        within_limit("characterize within 1300 MiB, 200 days", ("characterize", *whole), 1300),
+        within_limit("site-report --study within 1300 MiB, 200 days", ("site-report", "--study", *whole), 1300),
         within_limit("train", ("train",), LIMIT_MIB),
     ]
 
@@ -138,7 +137,7 @@ def _date(time_s: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(time_s))
 
 
-def run(task: Task, root: Path) -> list[Figure]:
+def run(task: ScaleTask, root: Path) -> list[Figure]:
     """Figures of the command in its own process. Raises CalledProcessError if it fails."""
     program = [sys.executable, "-c", "from cli.main import main; main()"]
     config = root / "almanac.toml"
@@ -161,7 +160,7 @@ def run(task: Task, root: Path) -> list[Figure]:
 
 
 def changed_job(root: Path) -> list[Figure]:
-    """What one changed job of a past day costs: the share of its day's jobs that a summary computes again."""
+    """Return the cost of one changed job of a past day: the share of its day's jobs that a summary computes again."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         shutil.copytree(root / "store", Path(folder) / "store")
         store = Store.open(Path(folder) / "store").of(CLUSTER)

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from figures import FOLDER, Figure, at_most, main
+from figures import FOLDER, Figure, Measured, at_most, main, measure
 from telemetry_engine import best
-from telemetry_measured import Measured, measure
 
 from almanac.config import Config
 from telemetry.counters import COUNTERS
@@ -25,9 +24,8 @@ from telemetry.ingest import SourceSpan, ingest_all
 from telemetry.metrics.summary import summarize
 from telemetry.sources.files import FileSource
 from telemetry.store import database
-from telemetry.store.cluster_store import ClusterStore
 from telemetry.store.schema import TELEMETRY
-from telemetry.store.store import Store
+from telemetry.store.store import ClusterStore, Store
 
 GPUS_A_NODE, STEP_S, START_S = 4, 10, 1_780_012_800
 STEPS = 86_400 // STEP_S

@@ -1,4 +1,4 @@
-"""What a training on a large site costs: 400,000 jobs, as a process of its own, and the history of its heaviest user.
+"""Cost of a training on a large site: 400,000 jobs, as a process of its own, and the history of its heaviest user.
 
 The site is the Mason trace again and again, ten days later each time, each time with other users. Part of
 `make bench-predictors`; run alone: python benchmarks/training.py.
@@ -22,8 +22,8 @@ from figures import Figure, at_most, main
 from traces import DATA, TRACES, read_trace
 
 from advisor.duration.features import submitted_by
+from advisor.duration.replay import observed_history
 from advisor.duration.rolling import SiteMeans
-from advisor.evaluation.replay import observed_history
 from advisor.memory.peak_store import remember_peaks
 from advisor.service import train
 from almanac.config import Config
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def cost(trace: pa.Table, folder: Path) -> list[Figure]:
-    """trace: rows of the table `jobs`."""
+    """Measure the CPU time and memory of a training on a large store. trace: rows of the table `jobs`."""
     store = Store.create(folder / "large")
     store.of("large").write("jobs", tiled(trace, JOBS))
     argv = [sys.executable, __file__, str(folder / "large")]
@@ -51,7 +51,7 @@ def cost(trace: pa.Table, folder: Path) -> list[Figure]:
 
 
 def tiled(trace: pa.Table, number: int) -> pa.Table:
-    """So many jobs."""
+    """Return this number of jobs: copies of the trace, each with later times, other job ids, and other users."""
     parts = []
     for tile in range(-(-number // len(trace))):
         part = trace
@@ -68,7 +68,7 @@ def _with(rows: pa.Table, name: str, values: pa.ChunkedArray[Any]) -> pa.Table:
 
 
 def reading(trace: pa.Table, folder: Path) -> list[Figure]:
-    """What an answer to the user of HEAVY jobs on a site of SHARE times as many costs: the least of ten times.
+    """Return the cost of an answer to the user of HEAVY jobs on a site of SHARE times as many: the least of ten times.
 
     CPU time: other work on the machine is none of it. The site has no telemetry, as the trace has none.
     """
@@ -100,7 +100,7 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def measure(root: Path) -> dict[str, float]:
-    """Of this process, from its start: CPU seconds and the peak of its resident memory."""
+    """Train in this process, and return its CPU seconds and peak resident memory, from its start."""
     history = load_history(Store.open(root).of("large"), running=True)
     train(history, Config(), int(history["end_s"].max()) + 1)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

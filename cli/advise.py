@@ -1,4 +1,4 @@
-"""`almanac advise`: what to ask for, for one submission."""
+"""`almanac advise`: memory, GPU type, and packing to ask for, for one submission."""
 
 from __future__ import annotations
 
@@ -8,24 +8,141 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import RequestError, StoreError
+from advisor.explain import explain, to_json, wrapped
+from advisor.health.checkpoints import checkpoint_text
+from advisor.packing.text import packing_lines, packing_sentence, packing_table, why_silent
+from almanac.errors import AlmanacError, RequestError, StoreError
+from almanac.published.files import usable
+from almanac.submit_config import SITE
 from almanac.units import printable
-from cli.advise_packing import may_pack, packing_json, packing_text, published_packing, stored_packing_finding
-from cli.advise_type import finding_table, finding_text, published_finding, stored_finding
 from cli.app import App
 from cli.output import json_text
+from slurm.commands import within
+from slurm.options import option_length
+from slurm.sbatch import parse_submission
+from slurm_hooks.advice.kinds import PACKING, TIMES, WAITS, WaitsFile
+from slurm_hooks.submit.late_proposals import PROGRAM, find_note, find_type, is_sweep
+from slurm_hooks.submit.proposal import typed
 
 if TYPE_CHECKING:
-    from almanac.records import Advice, Request
-    from telemetry.slurm.sbatch import SbatchRequest
+    from advisor.health.checkpoints import CheckpointAdvice
+    from advisor.packing.evidence import PackingFinding
+    from advisor.types.decide import TypeRunTime
+    from almanac.records import Advice, JobRequest
+    from slurm.sbatch import SbatchRequest
+    from slurm_hooks.advice.shown import Shown
+    from slurm_hooks.submit.late_proposals import TypeFinding
+
+
+def published_finding(app: App, request: JobRequest) -> TypeFinding | None:
+    """GPU type by the caller's own published run times."""
+    own = usable(TIMES, app.config.hooks.advice_dir, str(os.getuid()), app.now_s())
+    return _finding(app, request, own.of_family((request.name_key, request.gpu_count)) if own else ())
+
+
+def stored_finding(app: App, advice: Advice) -> TypeFinding | None:
+    """GPU type by the runs in the store. None without a trained model or published waits."""
+    request = advice.request
+    if request.gpu_count <= 0 or _waits(app) is None:
+        return None
+    from advisor.artefacts import load_speeds
+    from advisor.types.times import stored_times
+
+    times: Sequence[TypeRunTime] = ()
+    with contextlib.suppress(AlmanacError):
+        table = load_speeds(app.store.models_dir)
+        if table is not None:
+            times = stored_times(app, request, table, advice.bound)
+    return _finding(app, request, times)
+
+
+def _finding(app: App, request: JobRequest, times: Sequence[TypeRunTime]) -> TypeFinding | None:
+    waits = _waits(app)
+    return None if waits is None else find_type(request, times, waits, app.now_s())
+
+
+def _waits(app: App) -> WaitsFile | None:
+    return usable(WAITS, app.config.hooks.advice_dir, SITE, app.now_s())
+
+
+def finding_text(found: TypeFinding) -> str:
+    """Lines of at most 80 columns, without a newline at the end."""
+    how = f"ask for it with {typed(found.change)}" if found.change.value else f"not rewritten: {found.change.why_not}"
+    return wrapped([f"  GPU type: {found.text}", f"    {how}"])
+
+
+def finding_table(found: TypeFinding | None) -> dict[str, Any] | None:
+    """Return the advice on the type for JSON; None without any."""
+    if found is None:
+        return None
+    return {"type": found.target.name, "text": found.text, "rewrite": dataclasses.asdict(found.change)}
+
+
+def may_pack(typed: SbatchRequest, scripts: Sequence[str]) -> bool:
+    """Return True if almanac-pack can take the job: it does not run it already, and an array is one range of tasks.
+
+    scripts: texts of the job's scripts.
+    """
+    return PROGRAM not in _command(typed, scripts) and (
+        "array" not in typed.options or is_sweep(_option(typed, "array"))
+    )
+
+
+def published_packing(app: App, shown: Shown, typed: SbatchRequest, scripts: Sequence[str]) -> str:
+    """The note in the caller's own published file, as a terminal shows it for an array; "" without one."""
+    file = usable(PACKING, app.config.hooks.advice_dir, str(os.getuid()), app.now_s())
+    if file is None or shown.found is None:
+        return ""
+    tiers = shown.found.file.tiers
+    row = find_note(shown.request, _option(typed, "array"), _command(typed, scripts), tiers, file)
+    return row.text if row else ""
+
+
+def _command(typed: SbatchRequest, scripts: Sequence[str]) -> str:
+    return "\n".join([_option(typed, "wrap"), *scripts])
+
+
+def _option(typed: SbatchRequest, name: str) -> str:
+    option = typed.options.get(name)
+    return option.value or "" if option else ""
+
+
+def stored_packing_finding(app: App, advice: Advice) -> PackingFinding | None:
+    """Return the finding on packing by the runs in the store.
+
+    None if the site does not want such advice, or if the store does not have the evidence.
+    """
+    if not app.config.packing.advise or advice.request.gpu_count <= 0:
+        return None
+    from advisor.packing.evidence import stored_packing
+
+    with contextlib.suppress(AlmanacError):
+        return stored_packing(app, advice)
+    return None
+
+
+def packing_text(found: PackingFinding, is_array: bool, why: bool) -> str:
+    """Lines of at most 80 columns, without a newline at the end; "" where nothing is advised and `why` is False."""
+    lines = packing_lines(found.best, 80, "  ", is_array)
+    return "\n".join(lines) if lines else wrapped([f"  {why_silent(found.alone)}"]) if why else ""
+
+
+def packing_json(found: PackingFinding | None, is_array: bool) -> dict[str, Any] | None:
+    """Return the finding on packing for JSON; None without one."""
+    if found is None:
+        return None
+
+    best = found.best
+    return {**packing_table(best, is_array), "text": packing_sentence(best) or why_silent(best)}
+
 
 NO_EVIDENCE = 10
 DEFAULTS_S = 5.0
-"""How long Slurm may take to tell its defaults; without them the advice is almost the same."""
+"""Seconds that Slurm may take to print its defaults; without them the advice is almost the same."""
 MAX_SCRIPT_BYTES = 4 << 20
 OWN = ("--user", "--why", "--json", "--help")
 
@@ -38,9 +155,7 @@ class OwnOptionsFirst(click.Command):
 
 
 def own_first(argv: Sequence[str]) -> list[str]:
-    """The same words with almanac's own options before sbatch's. Raises RequestError where a value is missing."""
-    from telemetry.slurm.options import option_length
-
+    """Return the words with almanac's own options before sbatch's. Raises RequestError if a value is missing."""
     own: list[str] = []
     theirs: list[str] = []
     at = 0
@@ -94,17 +209,17 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     advice = _advise(app, request, typed.options)
     found = stored_finding(app, advice)
     packing = stored_packing_finding(app, advice) if may_pack(typed, scripts) else None
+    checkpoints = _checkpoints(app, advice)
     if as_json:
-        from advisor.explain import to_json
-
-        said = {**to_json(advice), "gpu_type": finding_table(found), "packing": packing_json(packing, request.is_array)}
+        said = {**to_json(advice), "gpu_type": finding_table(found), "packing": packing_json(packing, request.is_array),
+                "checkpoints": vars(checkpoints) if checkpoints else None}  # fmt: skip
         click.echo(json_text(said))
     else:
-        from advisor.explain import explain
-
         click.echo(explain(advice, why))
         if found:
             click.echo(finding_text(found))
+        if checkpoints:
+            click.echo(wrapped([f"  failures: {checkpoint_text(checkpoints)}"]))
         if packing and (text := packing_text(packing, request.is_array, why)):
             click.echo(text)
         for name, service in advice.services.items():
@@ -114,18 +229,24 @@ def command(app: App, user: str | None, why: bool, as_json: bool, submission: tu
     return NO_EVIDENCE if is_silent and request.gpu_count > 0 else 0
 
 
-def _advise(app: App, request: Request, typed: Collection[str]) -> Advice:
+def _advise(app: App, request: JobRequest, typed: Collection[str]) -> Advice:
     """typed: the options that the submission names; Slurm's defaults stand for others."""
     from advisor.from_store import advise_from_store
 
-    store = app.cluster_store()
-    commands = dataclasses.replace(app.commands, timeout_s=min(app.commands.timeout_s, DEFAULTS_S))
-    return advise_from_store(store, request, app.config, app.now_s(), commands=commands, typed=typed)
+    return advise_from_store(app.but(commands=within(app.commands, DEFAULTS_S)), request, typed)
 
 
-def _show_published(app: App, request: Request, typed: SbatchRequest, scripts: Sequence[str], as_json: bool) -> int:
+def _checkpoints(app: App, advice: Advice) -> CheckpointAdvice | None:
+    """Advice on checkpoints by the predicted run time; None without one, and for a job that seldom meets a failure."""
+    from advisor.health.record import stored_checkpoints
+
+    run_s = advice.duration.duration_s if advice.duration else 0.0
+    sizes = {"": (advice.request.gpu_count, run_s)}
+    return stored_checkpoints(app.store, app.now_s(), sizes, app.config.advice.checkpoint_s).get("")
+
+
+def _show_published(app: App, request: JobRequest, typed: SbatchRequest, scripts: Sequence[str], as_json: bool) -> int:
     """Print the advice in the caller's own file. Raises StoreError where neither it nor the site's file is there."""
-    from advisor.explain import wrapped
     from slurm_hooks.advice.shown import explain, read_shown, to_json
 
     root = Path(app.config.hooks.advice_dir)
@@ -135,6 +256,8 @@ def _show_published(app: App, request: Request, typed: SbatchRequest, scripts: S
             f"{app.store_root}: no permission to read the store, and {root} holds no published advice",
             "ask an operator to run `almanac publish`",
         )
+    if shown.unknown:
+        click.echo(f"note: published by a newer almanac; not shown: {', '.join(sorted({*shown.unknown}))}", err=True)
     found, packing = published_finding(app, request), published_packing(app, shown, typed, scripts)
     if as_json:
         packed = {"is_advised": True, "text": packing} if packing else None
@@ -150,7 +273,6 @@ def _show_published(app: App, request: Request, typed: SbatchRequest, scripts: S
 
 def read_submission(argv: list[str], scripts: list[str]) -> SbatchRequest:
     """An sbatch command line; appends the text of its script to `scripts`. Raises RequestError."""
-    from telemetry.slurm.sbatch import parse_submission
 
     def read(name: str) -> str:
         scripts.append(_read_script(name))

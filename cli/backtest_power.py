@@ -1,38 +1,33 @@
-"""`almanac backtest power`: how many nodes could have been powered down."""
+"""`almanac backtest power`: how many nodes could have been powered down, by a record from the store or from a file."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import math
+import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.units import format_count, printable
+from almanac.config import Config, NodeSet
+from almanac.errors import CommandError, ConfigError, RequestError, StoreError
+from almanac.units import DAY_S, format_count, number_text, printable
 from cli.app import App
-from cli.output import json_text, progress, show_counts, show_table
-from cli.power_record import PowerRecord, configured, more_needed, parse_time, read_file, read_store
+from cli.output import Advance, BacktestResult, ScoreTable, plot_file, progress, show_counts
 
 if TYPE_CHECKING:
-    from advisor.evaluation.power import PowerBacktest, PowerScore
-    from advisor.evaluation.power_jobs import JobDelays
+    import numpy as np
+
+    from advisor.power.backtest import JobDelays, PowerBacktest, PowerScore
     from almanac.config import Power
-    from telemetry.nodes.series import NodeSeries
+    from telemetry.power.demand import Accounted
+    from telemetry.power.series import NodeRuns, NodeSeries
 
-PLOT_KINDS = ("png", "svg", "pdf")
-
-
-def plot_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a bad file name before the replay, which takes long."""
-    if path is None:
-        return None
-    if path.suffix.lower().removeprefix(".") not in PLOT_KINDS:
-        raise click.BadParameter(f"{printable(path.name)!r} must end in .png, .svg, or .pdf")
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {printable(str(path.parent))!r}")
-    return path
+RECORD_DAYS = 400
+"""Older demand is not read, because it says little about today's."""
 
 
 @click.command("power")
@@ -54,17 +49,6 @@ def plot_file(context: click.Context, option: click.Parameter, path: Path | None
 @click.option("--vc", default="", metavar="NAME", help="Use only rows of the file with NAME in column vc.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True,
               help="GPUs per node, for files that count GPUs.")  # fmt: skip
-@click.option("--boot", metavar="MINUTES", type=click.IntRange(0, 120),
-              help="Boot time of a node. [power.boot_min]")  # fmt: skip
-@click.option(
-    "--idle-watts",
-    type=click.FloatRange(min=0),
-    help="Watts saved per powered-down node. [power.idle_watts - power.asleep_watts]",
-)
-@click.option("--pue", type=click.FloatRange(min=1), help="Power usage effectiveness. [power.pue]")
-@click.option("--price", type=click.FloatRange(min=0), help="Price of a kWh. [cost.per_kwh]")
-@click.option("--co2", type=click.FloatRange(min=0), help="kg of CO2 per kWh. [power.co2_kg_per_kwh]")
-@click.option("--holidays", metavar="COUNTRY", help="Country of public holidays, such as US or CN. [power.holidays]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the forecast.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), callback=plot_file,
@@ -77,26 +61,22 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
     on the oldest part, chooses settings for your budget on the next part, and scores the rest. It decides every 10
     minutes from earlier minutes only. It changes no node.
     """
-    options |= {name: value for name, value in configured(app.config).items() if options[name] is None}
-    record = read_file(path, options) if path else read_store(app, options)
+    options |= {name: value for name, value in configured(app.config).items() if options.get(name) is None}
+    with progress("record") as advance:
+        record = read_file(path, options) if path else read_store(app, options, advance)
     outcome, delays = _replay(record, options, app.config.power)
-    if plot:
-        _write_plot(plot, record.name, record.series, outcome)
-    if as_json:
-        click.echo(json_text(_as_json(record, outcome, delays, options)))
-        return
-    show_counts(record.name, record.series.counts, record.unit)
-    for reason, minutes in record.series.marks.items():
-        click.echo(f"  {format_count(minutes)} minutes excluded: {reason}")
-    _show(outcome, delays, options, app.config.cost.currency or "money")
+    if not as_json:
+        show_counts(record.name, record.series.counts, record.unit)
+        for reason, minutes in record.series.marks.items():
+            click.echo(f"  {format_count(minutes)} minutes excluded: {reason}")
+    _result(record, outcome, delays, options, app.config.cost.currency or "money").show(as_json, plot)
 
 
 def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple[PowerBacktest, dict[str, JobDelays]]:
-    from advisor.decisions.power import Budget
-    from advisor.demand.features import load_holidays
-    from advisor.evaluation.power import Rates, backtest_power, spans_of
-    from advisor.evaluation.power_jobs import delays_in
-    from advisor.evaluation.power_replay import Plant
+    from advisor.power.backtest import Rates, backtest_power, delays_in, spans_of
+    from advisor.power.decide import Budget
+    from advisor.power.forecast import load_holidays
+    from advisor.power.replay import Plant
 
     names = ("train_until", "tune_until", "starttime", "endtime")
     with more_needed(record):
@@ -108,73 +88,212 @@ def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple
             record.series, spans, Budget(options["wakeups"], options["shortage"]), seed=options["seed"],
             plant=plant, rates=rates, holidays=load_holidays(options["holidays"]), tick=advance,
         )  # fmt: skip
-        return outcome, delays_in(record.runs, record.series, outcome) if record.runs else {}
+    rows = slice(spans.score, spans.end)
+    return outcome, delays_in(record.runs, record.series, rows, outcome.shortage) if record.runs else {}
 
 
-def _write_plot(path: Path, name: str, series: NodeSeries, outcome: PowerBacktest) -> None:
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it keeps its font list
-    from reports.power_plot import render_power_plot
-    from telemetry.store.atomic import write_output
+def _result(
+    record: PowerRecord, outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any], currency: str
+) -> BacktestResult:
+    def picture(kind: str) -> bytes:
+        from reports.replay_plots import render_power_plot
 
-    write_output(path, render_power_plot(name, series, outcome, path.suffix.lower().removeprefix(".")))
+        return render_power_plot(record.name, record.series, outcome, kind)
 
-
-def _as_json(
-    record: PowerRecord, outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any]
-) -> dict[str, Any]:
     series = record.series
     times = {key: str(series.times()[0] + getattr(outcome.spans, key)) for key in ("tune", "score", "end")}
-    scores = [dataclasses.asdict(score) for score in outcome.scores]
-    for score in scores:
-        late = delays.get(score["controller"])
-        score |= {"jobs": dataclasses.asdict(late) if late else None}
-        score["money"] = score["money"] if options["price"] >= 0 else None
-    return {
+    facts = {
         "series": record.name, "node_set": record.node_set, "nodes": record.nodes,
         record.unit: series.counts.seen, "kept": series.counts.kept, "dropped": dict(series.counts.dropped),
         "unusable_minutes": series.marks, "spans": times, "days": outcome.days,
         "budget": {"wakes_per_day": options["wakeups"], "short_min_per_day": options["shortage"]},
         "boot_min": options["boot"], "seed": options["seed"], "utilization_before": outcome.utilization_before,
-        "controllers": scores, "forecasts": [_without_nan(dataclasses.asdict(skill)) for skill in outcome.skills],
-        "settings": dataclasses.asdict(outcome.settings), "notes": outcome.notes,
+        "controllers": [
+            {**vars(score), "money": score.money if options["price"] >= 0 else None,
+             "jobs": delays.get(score.controller)}
+            for score in outcome.scores
+        ],
+        "forecasts": outcome.skills, "settings": outcome.settings, "notes": outcome.notes,
     }  # fmt: skip
+    return BacktestResult(facts, _text(outcome, delays, options, currency), outcome.comparison, picture)
 
 
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
+def _text(
+    outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any], currency: str
+) -> list[str | ScoreTable]:
+    def late(score: PowerScore, name: str, form: str) -> str:
+        return number_text(getattr(delays.get(score.controller), name, None), form)
 
-
-def _show(outcome: PowerBacktest, delays: dict[str, JobDelays], options: dict[str, Any], currency: str) -> None:
-    click.echo(
-        f"scored {outcome.days:.1f} days; budget per day: {options['wakeups']:g} wake-ups, {options['shortage']:g} min "
-        f"with too few nodes"
+    replayed = ScoreTable(
+        (
+            ("controller", lambda each: each.controller),
+            ("asleep", lambda each: f"{each.asleep:.1f}"),
+            ("wakes/d", lambda each: f"{each.wakes_per_day:.2f}"),
+            ("nodes", lambda each: number_text(each.nodes_per_wake, ".1f")),
+            ("short/d", lambda each: f"{each.short_min_per_day:.2f}"),
+            ("late", lambda each: late(each, "delayed", ",")),
+            ("mean min", lambda each: late(each, "mean_min", ".1f")),
+            ("max min", lambda each: late(each, "longest_min", ",")),
+            ("used", lambda each: number_text(each.utilization, ".1%")),
+        ),
+        outcome.scores,
     )
-    for note in outcome.notes:
-        click.echo(f"note: {printable(note, 300)}")
-    columns = ["controller", "asleep", "wakes/d", "nodes", "short/d", "late", "mean min", "max min", "used"]
-    show_table(columns, [_row(score, delays.get(score.controller)) for score in outcome.scores], right=columns[1:])
-    jobs = max((late.jobs for late in delays.values()), default=0)
-    click.echo(f"node use without power saving: {outcome.utilization_before:.1%}; used: share of powered nodes in use")
-    click.echo(
-        f"late: delayed jobs, of {format_count(jobs)}\n" if delays else "late: unknown, because the file has no jobs\n"
+    is_priced = options["price"] >= 0
+    saved = ScoreTable(
+        (
+            ("saved by", lambda each: each.controller),
+            ("kWh", lambda each: format_count(round(each.kwh))),
+            (currency, lambda each: format_count(round(each.money)) if is_priced else "-"),
+            ("t CO2", lambda each: f"{each.co2_kg / 1000:.1f}"),
+        ),
+        outcome.scores,
     )
-    columns = ["saved by", "kWh", currency, "t CO2"]
-    show_table(columns, [_saved(score, options["price"] >= 0) for score in outcome.scores], right=columns[1:])
-    if options["price"] < 0:
-        click.echo(f"{currency}: unknown; give --price, or set cost.per_kwh")
-
-
-def _row(score: PowerScore, late: JobDelays | None) -> list[str]:
+    jobs = max((each.jobs for each in delays.values()), default=0)
+    budget = f"{options['wakeups']:g} wake-ups, {options['shortage']:g} min with too few nodes"
+    use = f"node use without power saving: {outcome.utilization_before:.1%}; used: share of powered nodes in use"
     return [
-        score.controller, f"{score.asleep:.1f}", f"{score.wakes_per_day:.2f}",
-        "-" if score.nodes_per_wake is None else f"{score.nodes_per_wake:.1f}", f"{score.short_min_per_day:.2f}",
-        "-" if late is None else format_count(late.delayed),
-        "-" if late is None or late.mean_min is None else f"{late.mean_min:.1f}",
-        "-" if late is None or late.longest_min is None else format_count(late.longest_min),
-        "-" if score.utilization is None else f"{score.utilization:.1%}",
+        f"scored {outcome.days:.1f} days; budget per day: {budget}",
+        *(f"note: {printable(note, 300)}" for note in outcome.notes),
+        replayed, use,
+        f"late: delayed jobs, of {format_count(jobs)}\n" if delays else "late: unknown, because the file has no jobs\n",
+        saved, *([] if is_priced else [f"{currency}: unknown; set cost.per_kwh"]),
     ]  # fmt: skip
 
 
-def _saved(score: PowerScore, is_priced: bool) -> list[str]:
-    money = format_count(round(score.money)) if is_priced else "-"
-    return [score.controller, format_count(round(score.kwh)), money, f"{score.co2_kg / 1000:.1f}"]
+@dataclass(frozen=True)
+class PowerRecord:
+    """A record to score controllers on. unit: what series.counts counts. runs, node_set, nodes: from the store only."""
+
+    name: str
+    series: NodeSeries
+    unit: str
+    runs: NodeRuns | None = None
+    node_set: str | None = None
+    nodes: int | None = None
+
+
+def configured(config: Config) -> dict[str, Any]:
+    """Values of the budget, unless options give them, and of the site. A price below 0 is not configured."""
+    power = config.power
+    return {
+        "wakeups": power.wakeups_per_day, "shortage": power.short_min_per_day, "boot": power.boot_min,
+        "idle_watts": max(0.0, power.idle_watts - power.asleep_watts), "pue": power.pue, "price": config.cost.per_kwh,
+        "co2": power.co2_kg_per_kwh, "holidays": power.holidays,
+    }  # fmt: skip
+
+
+def read_file(path: Path, options: dict[str, Any]) -> PowerRecord:
+    """Read nodes per minute from a file. Raises click.UsageError if --node-set is given, FileFormatError."""
+    from telemetry.power.series import read_node_series
+
+    if options["set_name"]:
+        raise click.UsageError("--node-set selects from the store, but --series names a file: use --vc instead")
+    series = read_node_series(path, options["vc"], options["gpus_per_node"])
+    return PowerRecord(options["vc"] or path.stem, series, "rows")
+
+
+def read_store(app: App, options: dict[str, Any], advance: Advance) -> PowerRecord:
+    """Read a node set's demand from the store: the newest RECORD_DAYS days, or those before -E.
+
+    Raises NotAllowedError, ConfigError, StoreError, RequestError, CommandError, click.UsageError.
+    """
+    from telemetry.power.demand import accounted_demand, known_span, with_counts
+
+    if options["vc"]:
+        raise click.UsageError("--vc selects from a file: add --series FILE, or use --node-set instead")
+    app.require_operator("a back-test reads all users' jobs")
+    node_set = chosen_set(app.config, options["set_name"])
+    store = app.store
+    names = _names(app, node_set)
+    known_s = known_span(store)
+    if known_s[1] <= known_s[0]:
+        raise StoreError(
+            f"{store.root}: the store holds no ended job of {store.cluster}",
+            "run `almanac ingest`, or give a file of nodes per minute with --series",
+        )
+    until = parse_time(options["endtime"], "endtime")
+    end_s = min(known_s[1], app.now_s())  # a clock that was ahead leaves a watermark in the future
+    end_s = end_s if until is None else min(end_s, int(until.astype("int64")))
+    start_s = max(known_s[0], end_s - RECORD_DAYS * DAY_S)
+    if end_s <= start_s:
+        first, last = (dt.datetime.fromtimestamp(second, dt.UTC).isoformat(" ", "minutes")[:16] for second in known_s)
+        raise RequestError(f"-E is before the record, which is from {first} to {last}", "give a later -E")
+    accounted = accounted_demand(store, node_set, names, start_s, end_s, advance)
+    _require_runs(accounted, node_set, names, store.cluster)
+    series = with_counts(store, node_set, names, accounted)
+    return PowerRecord(f"{store.cluster} {node_set.name}", series, "jobs", accounted.runs, node_set.name, len(names))
+
+
+def chosen_set(config: Config, name: str) -> NodeSet:
+    """The node set of this name, or the only one. Raises ConfigError, click.BadParameter."""
+    sets = {one.name: one for one in config.node_sets}
+    if not sets:
+        raise ConfigError(
+            "the configuration names no node set",
+            'add a [[node_sets]] table with name = "gpu" and nodes = "gpu[001-064]", or give --series FILE',
+        )
+    known = ", ".join(sets)
+    if name and name not in sets:
+        raise click.BadParameter(
+            f"there is no node set {printable(name)!r}; choose one of: {known}", param_hint="--node-set"
+        )
+    if not name and len(sets) > 1:
+        raise ConfigError(f"{len(sets)} node sets are configured", f"choose one with --node-set: {known}")
+    return sets[name] if name else config.node_sets[0]
+
+
+def _names(app: App, node_set: NodeSet) -> tuple[str, ...]:
+    from cli.models import node_names
+
+    try:
+        names = node_names(app, node_set)
+    except CommandError as error:
+        raise CommandError(
+            f"node set {node_set.name}: Slurm did not list its nodes: {error}",
+            'run this where slurmctld answers, or select the nodes by name: nodes = "gpu[001-064]"',
+        ) from error
+    if not names:
+        raise ConfigError(f"node set {node_set.name} has no nodes", "correct its nodes, feature, or partition")
+    return names
+
+
+def _require_runs(accounted: Accounted, node_set: NodeSet, names: tuple[str, ...], cluster: str) -> None:
+    from telemetry.power.demand import NO_NODES
+
+    if len(accounted.runs):
+        return
+    lacking = accounted.counts.dropped[NO_NODES]
+    said = f"; {format_count(lacking)} jobs ran, but have no node list" if lacking else ""
+    raise ConfigError(
+        f"node set {node_set.name}: none of its {len(names)} nodes ({names[0]}, ...) ran a job of {cluster}{said}",
+        "compare its nodes with those of `sacct -a -X -o NodeList`",
+    )
+
+
+@contextmanager
+def more_needed(record: PowerRecord) -> Iterator[None]:
+    """Tell how to get a longer record if that from the store is too short."""
+    try:
+        yield
+    except RequestError as error:
+        if record.runs is None:
+            raise
+        days = len(record.series) / 1440
+        raise RequestError(
+            f"{error} (the store holds the demand of {days:.1f} days)",
+            f"{error.hint}, or ingest older jobs: `almanac ingest --source sacct -S TIME`",
+        ) from error
+
+
+def parse_time(text: str | None, name: str) -> np.datetime64 | None:
+    """A time in UTC, s. Raises click.BadParameter, which names the option."""
+    import numpy as np
+
+    if text is None:
+        return None
+    try:
+        when = dt.datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        said = f"not a time: {printable(text)!r} (expected YYYY-MM-DD[THH:MM[:SS]], in UTC)"
+        raise click.BadParameter(said, param_hint=f"--{name.replace('_', '-')}") from error
+    return np.datetime64(when.astimezone(dt.UTC).replace(tzinfo=None) if when.tzinfo else when, "s")

@@ -1,4 +1,4 @@
-"""`almanac characterize`: the cross-job tables behind the figures of perlmutter-telemetry."""
+"""`almanac site-report --study`: the cross-job tables behind the figures of Cankur et al."""
 
 from __future__ import annotations
 
@@ -10,38 +10,18 @@ import click
 
 from almanac.units import format_count
 from cli.app import App
-from cli.output import json_text, show_table
-from cli.times import check_span, local_time, time_option
+from cli.output import json_text, local_time, show_table
+from telemetry.characterize.study import characterize, load_population, note_on
+from telemetry.characterize.table import write_tables
 
 if TYPE_CHECKING:
-    from telemetry.characterize import Result
+    from telemetry.characterize.table import Result
 
 
-@click.command("characterize")
-@click.option("-S", "--starttime", metavar="TIME", help="Use jobs submitted at this time or later. [now-30days]")
-@click.option("-E", "--endtime", metavar="TIME", help="Use jobs submitted before this time. [now]")
-@click.option(
-    "--out",
-    "folder",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write every table to this folder, as Parquet and CSV. Replaces files of the same name.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print every table as JSON.")
-@click.pass_obj
-def command(app: App, starttime: str | None, endtime: str | None, folder: Path | None, as_json: bool) -> None:
-    """Compare jobs across the site: size, pipes, memory, roofline, energy, imbalance, correlations. For operators.
-
-    Prints your site's numbers beside those of the Perlmutter study. The tables are those behind its figures 1 to 11;
-    docs/characterize.md explains them.
-    """
-    from telemetry.characterize import characterize, load_population, write_tables
-    from telemetry.characterize.headline import note_on
-
-    app.require_operator("these tables cover all users' jobs")
-    store = app.cluster_store()
-    since_s, until_s = time_option(starttime or "now-30days", app.now_s()), time_option(endtime, app.now_s())
-    check_span(since_s if starttime else None, until_s)
+def show_study(app: App, span_s: tuple[int, int], folder: Path | None, as_json: bool) -> None:
+    """Print your site's numbers next to those of the Perlmutter study, or write all tables to a folder."""
+    store = app.store
+    since_s, until_s = span_s
     population = load_population(store, since_s, until_s)
     results = characterize(population, app.config)
     files = write_tables(results, folder) if folder else []
@@ -52,11 +32,11 @@ def command(app: App, starttime: str | None, endtime: str | None, folder: Path |
     if len(population):
         _show(results, len(population), note_on(store))
     else:
-        click.echo(f"no GPU jobs submitted since {local_time(since_s or 0)}; try other -S, -E, or -M")
+        click.echo(f"no GPU jobs submitted since {local_time(since_s)}; try other -S, -E, or -M")
     if folder:
         click.echo(f"\n{len(files)} files written to {folder}")
     else:
-        click.echo("\n--out DIR writes these tables as Parquet and CSV")
+        click.echo("\n--csv DIR writes these tables as Parquet and CSV")
 
 
 def _as_dict(result: Result) -> dict[str, Any]:

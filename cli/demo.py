@@ -12,13 +12,76 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from advisor.power.decide import Spent
+from advisor.power.forecast import HORIZON, STEP_MIN
+from advisor.power.lifecycle import usable_demand
+from advisor.power.model import TAIL_MIN
+from almanac.atomic import make_folders, write_atomically
+from almanac.config import NodeSet
 from almanac.errors import StoreError
-from almanac.units import format_count
+from almanac.units import format_count, format_moment
+from cli.advise import command as advise
 from cli.app import App
-from cli.demo_power import show_power
+from cli.backtest_power import power
+from cli.ingest import run, show
+from cli.models import node_names
+from cli.output import show_table
+from cli.report import command as report
+from cli.site_report import command as site_report
+from cli.summarize import run as summarize
+from cli.train import command as train
+from demo import GeneratedSource, SiteShape
+from telemetry.history import load_history, load_history_table
+from telemetry.ingest import SourceSpan
+from telemetry.power.demand import demand_series
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from advisor.power.model import PowerDecision
+
+
+QUANTILES = (0.5, 0.8, 0.95)
+QUIET_DAYS = 3
+"""Days without a wake-up before the plan, because the plan depends on the rest of the budget."""
+POWER_COLUMNS = ("node set", "nodes", "in use", "50%", "80%", "95%", "keep on", "power down", "why")
+
+
+def show_power(app: App) -> None:
+    """A back-test of the first node set, and the plan of each set at the end of its record."""
+    backtest = ["--node-set", app.config.node_sets[0].name]
+    click.echo(click.style(f"\n  $ almanac backtest power {' '.join(backtest)}", dim=True))
+    power.main(args=backtest, standalone_mode=False, obj=app)
+    rows, until_s = [], 0
+    for node_set in app.config.node_sets:
+        row, end_s = _plan(app, node_set)
+        rows.append(row)
+        until_s = max(until_s, end_s)
+    hours = HORIZON * STEP_MIN // 60
+    click.echo(f"\nPlan at {format_moment(until_s)}, if all nodes are on and no node woke for {QUIET_DAYS} days.")
+    click.echo(f"50%, 80%, and 95%: quantiles of the highest number of nodes in use within {hours} h.")
+    show_table(POWER_COLUMNS, rows, right=POWER_COLUMNS[1:-1])
+
+
+def _plan(app: App, node_set: NodeSet) -> tuple[list[str], int]:
+    """A row of the table, and the end of the record, s since 1970."""
+    store, names = app.store, node_names(app, node_set)
+    trained, why = usable_demand(store.models_dir, node_set, app.now_s())
+    if trained is None:
+        return [node_set.name, str(len(names)), *["-"] * 6, why], 0
+    since_s = trained.until_s - TAIL_MIN * 60
+    series = demand_series(store, node_set, names, since_s, trained.until_s)
+    decision = trained.model.decide(series, len(names), Spent(since_s=trained.until_s - QUIET_DAYS * 86_400))
+    return [node_set.name, str(len(names)), f"{series.active[-1]:.0f}", *_numbers(decision, len(names)),
+            decision.reason], trained.until_s  # fmt: skip
+
+
+def _numbers(decision: PowerDecision, total: int) -> list[str]:
+    forecast = [decision.forecast.get((HORIZON * STEP_MIN, quantile)) for quantile in QUANTILES]
+    shown = ["-" if nodes is None else f"{min(nodes, total):.0f}" for nodes in forecast]
+    kept = total if decision.target is None else decision.target
+    return [*shown, str(kept), str(max(total - kept, 0))]
+
 
 TIERS = """
 [[tiers]]
@@ -60,9 +123,8 @@ staff_accounts = ["nstaff"]
 
 @click.command("demo")
 @click.option("--dir", "folder", default="almanac-demo", show_default=True, type=click.Path(path_type=Path))
-@click.option("--seed", default=1, show_default=True, help="Seed of the generated site.")
 @click.pass_obj
-def command(app: App, folder: Path, seed: int) -> None:
+def command(app: App, folder: Path) -> None:
     """Generate a small GPU site, ingest it, train on it, advise its users, report on a job, and plan node power.
 
     Writes a configuration and a store to --dir. You can then try every other command on them.
@@ -70,7 +132,7 @@ def command(app: App, folder: Path, seed: int) -> None:
     demo = _prepare(folder)
     started = time.monotonic()
     _step("1. Ingest two weeks of a generated site: jobs, and GPU counters every 10 s")
-    _generate(demo, seed)
+    _generate(demo)
     _step("2. Join the samples to jobs, and compute the metrics of each job")
     _summarize(demo)
     _step("3. Train the predictors, and score them on the newest fifth of the jobs")
@@ -89,8 +151,6 @@ def command(app: App, folder: Path, seed: int) -> None:
 
 def _prepare(folder: Path) -> App:
     """Make an empty demo folder with its configuration. Replaces an earlier demo, but no other files."""
-    from telemetry.store.atomic import make_folders, write_atomically
-
     config = folder / "almanac.toml"
     _require_own(folder)
     if folder.exists() and any(folder.iterdir()) and not _is_demo(config):
@@ -114,7 +174,7 @@ def _require_own(folder: Path) -> None:
 
 
 def _is_demo(config: Path) -> bool:
-    """Whether a demo wrote it: a site's own almanac.toml may have its store beside it."""
+    """Return True if a demo wrote it: a site's own almanac.toml may have its store in the same folder."""
     return config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE)
 
 
@@ -122,39 +182,28 @@ def _step(text: str) -> None:
     click.echo(click.style(f"\n{text}", bold=True))
 
 
-def _generate(app: App, seed: int) -> None:
+def _generate(app: App) -> None:
     import dataclasses
 
-    from cli.ingest import run, show
-    from demo import GeneratedSource, SiteShape
-    from telemetry.ingest import SourceSpan
-
-    shape = SiteShape.demo(seed)
+    shape = SiteShape.demo(1)
     # The site ends today, so that its history is recent enough to advise from.
     shape = dataclasses.replace(shape, start_s=(app.now_s() // 86400) * 86400 - round(shape.days) * 86400)
-    store = app.cluster_store(create=True)
+    store = app.create_store()
     outcome = run(store, [SourceSpan(GeneratedSource(shape), shape.start_s, shape.end_s)])
     show(outcome, None, as_json=False)
 
 
 def _summarize(app: App) -> None:
-    from cli.summarize import run as summarize
-
-    for line in summarize(app, app.cluster_store()).lines():
+    for line in summarize(app).lines():
         click.echo(line)
 
 
 def _train(app: App) -> None:
-    from cli.train import command as train
-
     train.main(args=[], standalone_mode=False, obj=app)
 
 
 def _advise(app: App) -> None:
-    from cli.advise import command as advise
-    from telemetry.history import load_history
-
-    history = load_history(app.cluster_store())
+    history = load_history(app.store)
     for about, submission in _cases(history):
         click.echo(f"\n{about}")
         click.echo(click.style(f"  $ almanac advise {shlex.join(submission)}", dim=True))
@@ -163,12 +212,8 @@ def _advise(app: App) -> None:
 
 def _report(app: App, folder: Path) -> None:
     """Report on the newest job that left a GPU idle, on the terminal and as a page."""
-    from cli.report import command as report
-    from cli.site_report import command as site_report
-    from telemetry.history import load_history_table
-
     columns = ("job_id", "end_s", "gpu_count", "idle_gpu_count")
-    rows = load_history_table(app.cluster_store(), columns).to_pylist()
+    rows = load_history_table(app.store, columns).to_pylist()
     wasteful = [row for row in rows if 1 <= (row["idle_gpu_count"] or 0) < row["gpu_count"]]
     if not wasteful:
         click.echo("no job left a GPU idle")

@@ -7,19 +7,19 @@ import grp
 import itertools
 import os
 import pwd
-import re
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from almanac import bounded
+from almanac.atomic import opened
 from almanac.config import Config
 from almanac.config_file import find_config, load_config
 from almanac.errors import AlmanacError, ConfigError, StoreError
+from almanac.published.outgoing import PUBLISHED
 from almanac.units import printable
+from slurm.commands import parse_settings
 from slurm_hooks.distribute import SCHED, Distributed, distribute
-from telemetry.store.atomic import opened
-from telemetry.store.user_files import PUBLISHED
 
 
 def main() -> NoReturn:
@@ -65,7 +65,10 @@ def _run(given: argparse.Namespace) -> Distributed:
 
 
 def below_store(store: Path, cluster: str) -> tuple[str, str]:
-    """Names of the folders with a cluster's files, by default of the only one. Raises ConfigError, StoreError."""
+    """Return the names of the folders with a cluster's files, by default of the only one.
+
+    Raises ConfigError, StoreError.
+    """
     folder = store / PUBLISHED
     if cluster:
         return PUBLISHED, cluster
@@ -113,8 +116,8 @@ def _slurm_gid(config: Config) -> int:
             raise ValueError(done.said or f"exit code {done.code}")
     except (OSError, ValueError) as error:
         raise ConfigError(f"scontrol does not say who SlurmUser is: {error}", "set hooks.group") from error
-    match = re.search(rb"^SlurmUser\s*=\s*[^(\s]*\((\d{1,10})\)", done.stdout, re.MULTILINE)
-    return pwd.getpwuid(int(match[1]) if match else -1).pw_gid
+    _, uid = parse_settings(done.stdout.decode("utf-8", "replace")).user
+    return pwd.getpwuid(-1 if uid is None else uid).pw_gid
 
 
 if __name__ == "__main__":

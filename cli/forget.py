@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from almanac.errors import NotAllowedError, StoreError
+from almanac.published.outgoing import name_of, uid_of
 from almanac.units import counted, format_moment, printable, valid_unicode
 from cli.app import App
+from cli.forget_places import Person, find, manifest_uids, remove
 from cli.output import json_text, show_table
+from telemetry.store.forgotten import Forgetting, read_forgotten, write_forgotten
 
 if TYPE_CHECKING:
-    from cli.forget_places import Failure, Kept, Person
-    from telemetry.store.forgotten import Forgetting
+    from cli.forget_places import KeptData, RemovalFailure
     from telemetry.store.store import Store
 
 ELSEWHERE = (
@@ -40,9 +42,6 @@ def command(app: App, user: str, yes: bool, uid: int | None, as_json: bool) -> i
     Jobs that the user submitted before now stay out of the store: later runs of `almanac ingest` leave them out. The
     exit code is 4 if anything could not be removed; run the command again then.
     """
-    from cli.forget_places import find, remove
-    from telemetry.store.forgotten import Forgetting
-
     app.require_operator("only operators remove what is kept of a user")
     if not user or user != valid_unicode(user) or not user.isprintable():
         raise click.UsageError(f"{printable(ascii(user), 80)} is not a user name")
@@ -50,7 +49,7 @@ def command(app: App, user: str, yes: bool, uid: int | None, as_json: bool) -> i
         raise click.UsageError("a user is forgotten on all clusters: leave out --cluster")
     store = app.open_store()
     who = _person(app, user, uid)
-    failures: list[Failure] = []
+    failures: list[RemovalFailure] = []
     before_s = app.now_s()
     if yes:
         _require_owner(store)
@@ -75,17 +74,12 @@ def _require_owner(store: Store) -> None:
 
 def _remember(store: Store, user: str, forgetting: Forgetting) -> None:
     """Note the person before anything is removed, and once nothing is left."""
-    from telemetry.store.forgotten import read_forgotten, write_forgotten
-
     with store.lock():
         write_forgotten(store.root, read_forgotten(store.root).with_person(user, forgetting))
 
 
 def _person(app: App, user: str, uid: int | None) -> Person:
     """The person with every uid under which files may be published. Raises UsageError for another user's uid."""
-    from cli.forget_places import Person, manifest_uids
-    from telemetry.store.user_files import name_of, uid_of
-
     if uid is not None and name_of(uid) not in (None, user):
         raise click.UsageError(f"uid {uid} belongs to {printable(name_of(uid) or '', 80)}: give that of {user}")
     listed = {each for each in manifest_uids(app.store_root, user) if name_of(each) in (None, user)}
@@ -93,7 +87,9 @@ def _person(app: App, user: str, uid: int | None) -> Person:
     return Person(user, tuple(sorted(listed | known)))
 
 
-def _document(who: Person, kept: list[Kept], failures: list[Failure], before_s: int | None) -> dict[str, object]:
+def _document(
+    who: Person, kept: list[KeptData], failures: list[RemovalFailure], before_s: int | None
+) -> dict[str, object]:
     return {
         "user": who.name,
         "uids": list(who.uids),
@@ -112,7 +108,9 @@ def _document(who: Person, kept: list[Kept], failures: list[Failure], before_s: 
     }
 
 
-def _show(who: Person, kept: list[Kept], failures: list[Failure], before_s: int | None, given_uid: int | None) -> None:
+def _show(
+    who: Person, kept: list[KeptData], failures: list[RemovalFailure], before_s: int | None, given_uid: int | None
+) -> None:
     found = [each for each in kept if each.number]
     if found:
         click.echo(f"almanac {'kept' if before_s else 'keeps'} this of {_described(who)}:\n")

@@ -18,21 +18,17 @@ from typing import Any
 import pyarrow as pa
 
 from advisor.version_folders import VERSION, description
+from almanac.atomic import locked, write_atomically, writing
 from almanac.config import Config
 from almanac.errors import AlmanacError, NotAllowedError, StoreError
-from almanac.plain_file import parse_json, read_json, read_plain
-from cli.mig_raise import one_at_a_time as raising
-from cli.place import one_at_a_time as placing
-from cli.reprioritize import one_at_a_time as setting
-from reports.mail.outbox_file import explained
-from reports.published.folder import MANIFEST
-from telemetry.store.atomic import locked, write_atomically, writing
-from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.outgoing import Outgoing, all_outgoing
-from telemetry.store.removal import job_labels, own_accounts, runs_of, user_rows
+from almanac.files import parse_json, read_json, read_plain
+from almanac.published.outgoing import Outgoing, all_outgoing
+from reports.mail.record_file import explained
+from reports.published.publish import MANIFEST
+from slurm_hooks.jobs.engine import one_at_a_time
+from telemetry.store.removal import job_labels, listed_files, mail_choices, own_accounts, runs_of, tree, user_rows
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Store
-from telemetry.store.user_removal import listed_files, mail_choices, tree
+from telemetry.store.store import ClusterStore, Store
 
 REMOVED = "(removed)"
 """Stands for an account, so that the codes of the others stay the same. No account has such a name."""
@@ -43,7 +39,7 @@ USER, RUN = ("user",), ("job_id", "submit_s")
 
 @dataclass(frozen=True)
 class Person:
-    """name: in Slurm's accounting. uids: of their published files."""
+    """A user whose records are removed. name: in Slurm's accounting. uids: owners of their published files."""
 
     name: str
     uids: tuple[int, ...]
@@ -51,7 +47,7 @@ class Person:
 
 @dataclass(frozen=True)
 class Area:
-    """What a place is looked for in. store: of a cluster, "" for the site. runs: the user's, as `runs_of` gives them.
+    """Scope of the search for a place. store: of a cluster, "" for the site. runs: the user's, as `runs_of` gives them.
 
     folders: what the fields of a place's `where` stand for.
     """
@@ -74,12 +70,12 @@ class Area:
 
     @cached_property
     def ends(self) -> dict[tuple[int, int], int]:
-        """By job id and submission, until when a record of the job id belongs to the run."""
+        """Time until which a record of a job id belongs to the run, by job id and submission; unix seconds."""
         return {(row["job_id"], row["submit_s"]): row["until_s"] for row in self.runs.to_pylist()}
 
     @cached_property
     def accounts(self) -> set[str]:
-        """Those that nobody else has."""
+        """The accounts that only this user has."""
         return own_accounts(self.store, self.user)
 
     @cached_property
@@ -289,11 +285,11 @@ OF_CLUSTER = (
           partial(_documents, _model)),
     Place("models of own services", "folder", "{models}/services/*", ("any word",), _folders),
     Place("log of site factors", "line", "{store}/actions/reprioritize-????-??-??.jsonl", RUN, _lines,
-          lambda area: setting(area.store)),
+          lambda area: one_at_a_time(area.store, "reprioritize")),
     Place("log of raised jobs", "line", "{store}/actions/mig-raise-????-??-??.jsonl", RUN, _lines,
-          lambda area: raising(area.store)),
+          lambda area: one_at_a_time(area.store, "mig-raise")),
     Place("log of placed jobs", "line", "{store}/actions/place-????-??-??.jsonl", RUN, _lines,
-          lambda area: placing(area.store)),
+          lambda area: one_at_a_time(area.store, "place")),
     Place("records of the Prolog", "file", "{prolog}", ("cluster", "job", "time"), partial(_files, RECORD)),
     Place("notices of ended jobs", "file", "{spool}", ("job",), partial(_files, NOTICE)),
     Place(
@@ -312,7 +308,7 @@ JOBS = Place("jobs", "row", "jobs", USER, _rows)
 """Says which rows, lines, and files of a cluster are the user's. So it goes after them, and only if all are gone: a
 second run then finds the rest of a run that failed or was killed."""
 OF_SITE = (
-    Place("outbox of mails", "row", "{store}/reports/outbox.sqlite", USER, _database, _mailing),
+    Place("record of mails", "row", "{store}/reports/outbox.sqlite", USER, _database, _mailing),
     Place("files to publish", "file", "{published}/user/{uid}", ("uid",), _published, _publishing),
     Place("record of lists", "line", "{published}/" + MANIFEST, USER, partial(_documents, _lists), _publishing),
     Place("advice file", "file", "{advice}/sched/{uid}", ("uid",), _published, _distributing),
@@ -323,22 +319,22 @@ OF_SITE = (
         _distributing,
     ),
 )  # fmt: skip
-"""These go last, when no timer can fill them again from the table jobs."""
+"""Places that are cleared last, when no timer can fill them again from the table jobs."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """So many of a place's noun."""
+class KeptData:
+    """Data that one place keeps of a person. number: of what the place's noun names."""
 
     place: Place
     area: Area
     number: int
 
 
-def find(store: Store, config: Config, person: Person) -> list[Kept]:
-    """What is kept of a person now, in the order in which it is removed. Raises StoreError."""
+def find(store: Store, config: Config, person: Person) -> list[KeptData]:
+    """Return everything kept of a person now, in the order of removal. Raises StoreError."""
     try:
-        return [Kept(place, area, place.walk(place, area, False)) for place, area in _areas(store, config, person)]
+        return [KeptData(place, area, place.walk(place, area, False)) for place, area in _areas(store, config, person)]
     except OSError as error:
         raise StoreError(f"{error.filename}: cannot be read: {error.strerror}", "run this as its owner") from error
 
@@ -361,15 +357,15 @@ def _areas(store: Store, config: Config, person: Person) -> Iterator[tuple[Place
 
 
 @dataclass(frozen=True)
-class Failure:
+class RemovalFailure:
     place: str
     error: str
     todo: str
 
 
-def remove(found: list[Kept]) -> list[Failure]:
+def remove(found: list[KeptData]) -> list[RemovalFailure]:
     """Empty every place that holds something. Returns what failed; the other places are empty then."""
-    failures: list[Failure] = []
+    failures: list[RemovalFailure] = []
     for kept in found:
         name = kept.place.name
         if not kept.number or (kept.place is JOBS and any(each.place != "jobs" for each in failures)):
@@ -378,8 +374,8 @@ def remove(found: list[Kept]) -> list[Failure]:
             with kept.place.lock(kept.area):
                 kept.place.walk(kept.place, kept.area, True)
         except AlmanacError as error:
-            failures.append(Failure(name, str(error), error.hint))
+            failures.append(RemovalFailure(name, str(error), error.hint))
         except OSError as error:
             said = f"{error.filename or name}: {error.strerror}"
-            failures.append(Failure(name, said, "run this as its owner or root"))
+            failures.append(RemovalFailure(name, said, "run this as its owner or root"))
     return failures

@@ -12,13 +12,15 @@ from almanac.errors import BusyError
 from almanac.units import format_count, format_duration, printable
 from cli.app import App
 from cli.output import json_text, progress, show_counts
-from cli.times import check_span, time_option
-from telemetry.sources.configured import SourceName
+from cli.selection import check_span, time_option
+from cli.summarize import run as summarize
+from telemetry.ingest import SourceName, SourceSpan, configured_spans, ingest_all
+from telemetry.sources.files import FileSource
 
 if TYPE_CHECKING:
-    from telemetry.ingest import IngestResult, SourceSpan
-    from telemetry.metrics.summary_counts import SummaryCounts
-    from telemetry.store.cluster_store import ClusterStore
+    from telemetry.ingest import IngestResult
+    from telemetry.metrics.summary import SummaryCounts
+    from telemetry.store.store import ClusterStore
 
 FOREVER_S = 2**40
 
@@ -43,7 +45,6 @@ FOREVER_S = 2**40
     type=click.Path(path_type=Path),
     help="Import GPU counters (Parquet, CSV).",
 )
-@click.option("--layout", metavar="NAME", help="Layout of the imported files. [found from their columns]")
 @click.option("--no-summary", is_flag=True, help="Do not compute job metrics afterwards.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @click.pass_obj
@@ -54,7 +55,6 @@ def command(
     sources: tuple[SourceName, ...],
     job_files: tuple[Path, ...],
     telemetry_files: tuple[Path, ...],
-    layout: str | None,
     no_summary: bool,
     as_json: bool,
 ) -> int:
@@ -65,18 +65,17 @@ def command(
     """
     since_s, until_s = time_option(starttime, app.now_s()), time_option(endtime, app.now_s())
     check_span(since_s, until_s)
-    if layout and job_files and telemetry_files:
-        raise click.UsageError("--layout applies to one kind of file: import jobs and telemetry one after the other")
     if job_files or telemetry_files:
-        store = app.open_store(create=True).of(app.cluster_name or app.config.site.cluster or "imported")
+        cluster = app.cluster_name or app.config.site.cluster or "imported"
+        app = app.but(store=app.open_store(create=True).of(cluster))
         if sources:
             raise click.UsageError("--source applies to servers: leave it out when you import files")
-        spans = list(_file_spans(app, job_files, telemetry_files, layout, since_s, until_s))
+        spans = list(_file_spans(app, job_files, telemetry_files, since_s, until_s))
     else:
-        store = app.cluster_store(create=True)
-        spans = live_spans(app, store, sources, since_s, until_s)
-    results = run(store, spans)
-    summary = None if no_summary else _summarize(app, store)
+        app.create_store()
+        spans = live_spans(app, sources, since_s, until_s)
+    results = run(app.store, spans)
+    summary = None if no_summary else _summarize(app)
     show(results, summary, as_json)
     return 5 if any(result.error for result in results.values()) else 0
 
@@ -85,47 +84,32 @@ def _file_spans(
     app: App,
     job_files: tuple[Path, ...],
     telemetry_files: tuple[Path, ...],
-    layout: str | None,
     since_s: int | None,
     until_s: int | None,
 ) -> Iterator[SourceSpan]:
-    from telemetry.ingest import SourceSpan
-    from telemetry.sources.files import FileSource
-
     span = (-FOREVER_S if since_s is None else since_s, FOREVER_S if until_s is None else until_s)
     for path in job_files:
-        yield SourceSpan(FileSource(path, "jobs", layout, tiers=app.config.tiers), *span)
+        yield SourceSpan(FileSource(path, "jobs", tiers=app.config.tiers), *span)
     for path in telemetry_files:
-        yield SourceSpan(FileSource(path, "telemetry", layout), *span)
+        yield SourceSpan(FileSource(path, "telemetry"), *span)
 
 
 def live_spans(
-    app: App,
-    store: ClusterStore,
-    names: tuple[SourceName, ...],
-    since_s: int | None = None,
-    until_s: int | None = None,
+    app: App, names: tuple[SourceName, ...], since_s: int | None = None, until_s: int | None = None
 ) -> list[SourceSpan]:
-    """The sources of these names, else all that are configured, each from where it was read last or from since_s."""
-    from telemetry.ingest import ConfiguredSources
-
-    sources = ConfiguredSources(app.config, store, app.commands, app.now_s)
-    return list(sources.spans(names, since_s, until_s, lambda text: click.echo(f"warning: {text}", err=True)))
+    """Return `telemetry.ingest.configured_spans`; print its warnings on stderr."""
+    return list(configured_spans(app, names, since_s, until_s, lambda text: click.echo(f"warning: {text}", err=True)))
 
 
 def run(store: ClusterStore, spans: list[SourceSpan]) -> dict[str, IngestResult]:
-    """`telemetry.ingest.ingest_all` with a progress bar for each source."""
-    from telemetry.ingest import ingest_all
-
+    """Run `telemetry.ingest.ingest_all` with a progress bar for each source."""
     return ingest_all(store, spans, lambda name: progress(f"ingest {name}"))
 
 
-def _summarize(app: App, store: ClusterStore) -> SummaryCounts | None:
+def _summarize(app: App) -> SummaryCounts | None:
     """Compute the metrics of the jobs that new rows can touch; None without such jobs, or while another run does it."""
-    from cli.summarize import run as summarize
-
     try:
-        counts = summarize(app, store)
+        counts = summarize(app)
     except BusyError as error:
         click.echo(f"{error}: the metrics of the new rows are left to the next run", err=True)
         return None

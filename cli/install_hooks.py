@@ -7,8 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from almanac.config import Hooks
 from almanac.units import printable
 from cli.app import App
+from slurm_hooks.install.guarded_line import HOOKS, Places, is_checked, syntax_fault
+from slurm_hooks.install.scripts import (
+    SCRIPT,
+    apply,
+    diff_text,
+    ended_conf_lines,
+    plan_ended,
+    plan_install,
+    plan_remove,
+    plan_remove_ended,
+    slurm_conf_line,
+)
 
 if TYPE_CHECKING:
     from slurm_hooks.install.guarded_line import Hook
@@ -23,41 +36,36 @@ without the file, these commands fail, and so does every job step.
 
 
 @click.command("install-hooks")
+@click.argument("named", nargs=-1, type=click.Choice(["job-submit", "cli-filter", "ended"]), metavar="[HOOK]...")
 @click.option("--prefix", default="/etc/slurm", show_default=True, type=click.Path(path_type=Path),
               help="Folder of slurm.conf.")  # fmt: skip
-@click.option("--job-submit", "job_submit", is_flag=True, help="Only job_submit.lua, on the controller.")
-@click.option("--cli-filter", "cli_filter", is_flag=True,
-              help="Only cli_filter.lua, on every host that runs srun, sbatch, or salloc.")  # fmt: skip
-@click.option("--ended", "ended", is_flag=True,
-              help="Only almanac-ended.sh, on the controller: sends mail within minutes of a job's end.")  # fmt: skip
-@click.option("--lua-dir", metavar="DIR", help="Folder of almanac's Lua modules. [as installed]")
+@click.option("--lua-dir", hidden=True)  # for containers, where the modules lie elsewhere than here
 @click.option("--remove", "is_removal", is_flag=True, help="Remove almanac's lines.")
 @click.option("--yes", "is_agreed", is_flag=True, help="Write the changes that are shown.")
 @click.pass_obj
 def command(
     app: App,
+    named: tuple[str, ...],
     prefix: Path,
-    job_submit: bool,
-    cli_filter: bool,
-    ended: bool,
     lua_dir: str | None,
     is_removal: bool,
     is_agreed: bool,
 ) -> None:
     """Add almanac's one line to Slurm's job_submit.lua and cli_filter.lua, or install these scripts if there are none.
 
-    Shows the difference, and writes it only with --yes. Backs up each changed file beside itself. Never edits
+    HOOK is job-submit (job_submit.lua, on the controller), cli-filter (cli_filter.lua, on every host that runs srun,
+    sbatch, or salloc), or ended (almanac-ended.sh, on the controller: mail within minutes of a job's end). Without one,
+    it does the first two.
+
+    Shows the difference, and writes it only with --yes. Backs up each changed file in its folder. Never edits
     slurm.conf, but prints the lines that it needs. The line in the scripts names hooks.advice_dir if you changed it.
-    almanac-ended.sh is installed beside slurm.conf only with --ended.
+    almanac-ended.sh is installed next to slurm.conf.
 
     Install cli_filter.lua on all login and compute nodes before you set CliFilterPlugins=lua. On a host without it,
     every srun, sbatch, and salloc fails, and so does every job step.
     """
-    from slurm_hooks.install.guarded_line import HOOKS
-    from slurm_hooks.install.scripts import apply, diff_text
-
-    asked = [HOOKS["job_submit"]] * job_submit + [HOOKS["cli_filter"]] * cli_filter
-    hooks = asked if asked or ended else list(HOOKS.values())
+    ended = "ended" in named
+    hooks = [hook for name, hook in HOOKS.items() if not named or name.replace("_", "-") in named]
     changes = [_plan(app, hook, prefix, lua_dir, is_removal) for hook in hooks]
     if ended:
         changes.append(_plan_ended(prefix, is_removal))
@@ -76,11 +84,6 @@ def command(
 
 
 def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: bool) -> FileChange:
-    from almanac.config import Hooks
-    from slurm_hooks.install.guarded_line import Places
-    from slurm_hooks.install.lua_syntax import syntax_fault
-    from slurm_hooks.install.scripts import plan_install, plan_remove
-
     if is_removal:
         return plan_remove(hook, prefix, syntax_fault)
     modules, scripts = _installed()
@@ -91,7 +94,6 @@ def _plan(app: App, hook: Hook, prefix: Path, lua_dir: str | None, is_removal: b
 
 def _plan_ended(prefix: Path, is_removal: bool) -> FileChange:
     import slurm_hooks
-    from slurm_hooks.install.ended_hook import SCRIPT, plan_ended, plan_remove_ended
 
     packaged = Path("/usr/libexec/almanac")
     is_packaged = (packaged / SCRIPT).is_file()
@@ -110,10 +112,6 @@ def _installed() -> tuple[Path, Path]:
 
 
 def _say_what_else(prefix: Path, hooks: list[Hook], needed: list[FileChange], is_removal: bool, ended: bool) -> None:
-    from slurm_hooks.install.ended_hook import ended_conf_lines
-    from slurm_hooks.install.lua_syntax import is_checked
-    from slurm_hooks.install.scripts import slurm_conf_line
-
     if hooks and needed and not is_checked():
         click.echo("The syntax of the scripts was not checked: no Lua library or luac was found.")
     lines = [] if is_removal else list(filter(None, (slurm_conf_line(prefix, hook) for hook in hooks)))

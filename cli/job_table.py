@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,28 @@ from almanac.units import (
     format_short_duration,
     printable,
 )
-from cli.app import App
-from cli.output import show_table
-from cli.times import local_time
+from cli.app import App, folded
+from cli.output import local_time, show_table
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from reports.published.live import LiveJob
+
 JOB_COLUMNS = (
     "job", "job_id", "user", "name", "state", "gpu_count", "elapsed_s", "mean_gpu_util_pct", "hbm_peak_mib",
-    "hbm_capacity_mib", "hbm_evidence", "mig_profile",
+    "hbm_capacity_mib", "hbm_evidence", "mig_profile", "gpu_share_count",
 )  # fmt: skip
 """The columns of a row that `show_jobs` needs."""
 _TIMES = ("submit_s", "start_s", "end_s")
 _COLORS = {"COMPLETED": "green", "CANCELLED": "yellow", "PREEMPTED": "yellow", "REVOKED": "yellow"}
 """Any other state is a failure, in red."""
+SAID = 5
+"""Running jobs that get a line about what to do."""
+NARROW = 70
+"""Terminals with fewer columns have a short title of the last column."""
 _FLOORS = (("name", 16), ("user", 8), ("name", 8), ("next time", 12), ("user", 4), ("name", 4), ("next time", 4))
-"""Which columns of a table that is too wide become narrower, and how narrow, in this order."""
+"""Columns that become narrower if a table is too wide, and their least width, in this order."""
 
 
 def say_published(app: App) -> None:
@@ -57,7 +63,8 @@ def show_jobs(rows: Sequence[dict[str, Any]], steps: Sequence[str], *, has_user:
     width = shutil.get_terminal_size().columns
     gap = 2 if sum(_widths(columns, cells)) + 2 * (len(columns) - 1) <= width else 1
     cells = _fitted(columns, cells, width - gap * (len(columns) - 1))
-    show_table(columns, cells, right=("job", "GPUs", "time", "util", "memory"), gap=gap, is_whole=True)
+    titles = [*columns[:-1], "next"] if width < NARROW else columns
+    show_table(titles, cells, right=("job", "GPUs", "time", "util", "memory"), gap=gap, is_whole=True)
 
 
 def _job_cells(row: dict[str, Any]) -> list[str | Text]:
@@ -77,7 +84,9 @@ def _job_cells(row: dict[str, Any]) -> list[str | Text]:
 
 
 def _gpus(row: dict[str, Any]) -> str:
-    """ "4", or the MIG slices that the job ran on: "1g.10gb", "2x1g.10gb"."""
+    """ "4", "part" for shards of one, or the MIG slices that the job ran on: "1g.10gb", "2x1g.10gb"."""
+    if not row["gpu_count"] and row.get("gpu_share_count"):
+        return "part"
     if not row.get("mig_profile"):
         return format_count(row["gpu_count"])
     times = "" if row["gpu_count"] == 1 else f"{format_count(row['gpu_count'])}x"
@@ -85,14 +94,15 @@ def _gpus(row: dict[str, Any]) -> str:
 
 
 def _memory(row: dict[str, Any]) -> str:
-    """ "26/80 GiB": the peak and the GPU's memory; of a MIG slice with a decimal: "4.1/9.5 GiB"."""
+    """ "26/80 GiB": the peak and the memory of the GPU; of a slice with a decimal; of a bound: "<26/80 GiB"."""
     if row["hbm_evidence"] == "preallocated":
         return "reserved"
     if row["hbm_peak_mib"] is None:
         return "-"
     digits = 1 if row.get("mig_profile") else 0
     of = "" if row["hbm_capacity_mib"] is None else f"/{row['hbm_capacity_mib'] / 1024:.{digits}f}"
-    return f"{row['hbm_peak_mib'] / 1024:.{digits}f}{of} GiB"
+    bound = "<" if row["hbm_evidence"] == "sacct" and row["gpu_count"] > 1 else ""
+    return f"{bound}{row['hbm_peak_mib'] / 1024:.{digits}f}{of} GiB"
 
 
 def _widths(columns: Sequence[str], cells: Sequence[Sequence[str | Text]]) -> list[int]:
@@ -148,6 +158,7 @@ def show_wide_jobs(rows: Sequence[dict[str, Any]]) -> None:
             "-" if row["hbm_peak_mib"] is None else format_gib(row["hbm_peak_mib"]),
             "-" if row["mean_gpu_util_pct"] is None else f"{row['mean_gpu_util_pct']:.0f} %",
             f"{_share(row['spatial_imbalance'])}/{_share(row['temporal_imbalance'])}",
+            "-" if row["mfu_frac"] is None else f"{100 * row['mfu_frac']:.0f} %",
             "-" if row["job_class"] is None else f"{row['job_class']} {row['main_pipe']}",
             "preallocated" if row["hbm_evidence"] == "preallocated" else row["verdict"],
         ]
@@ -155,10 +166,43 @@ def show_wide_jobs(rows: Sequence[dict[str, Any]]) -> None:
     ]
     columns = [
         "job", "user", "name", "ended", "state", "GPUs", "time", "tier", "peak memory", "GPU util", "imbalance",
-        "class", "data quality",
+        "MFU", "class", "data quality",
     ]  # fmt: skip
-    right = ("job", "GPUs", "time", "peak memory", "GPU util", "imbalance")
+    right = ("job", "GPUs", "time", "peak memory", "GPU util", "imbalance", "MFU")
     show_table(columns, cells, right=right, is_whole=True)
+
+
+def show_live(jobs: Sequence[LiveJob], now_s: int, *, has_user: bool) -> None:
+    """Print running jobs, and what to do where the watch found something."""
+    columns = ["job", *(["user"] if has_user else []), "name", "GPUs", "time", "util", "memory", "now"]
+    cells = [
+        [
+            printable(job.job, 30), *([printable(job.user, 12)] if has_user else []),
+            _shortened(printable(job.name) or "-", 24), format_count(job.gpu_count),
+            format_short_duration(max(0, now_s - job.start_s)),
+            "-" if job.gpu_util_pct is None else f"{job.gpu_util_pct:.0f}%", _memory_now(job), _now(job),
+        ]
+        for job in jobs
+    ]  # fmt: skip
+    show_table(columns, cells, right=("job", "GPUs", "time", "util", "memory"), is_whole=True)
+    for job in [job for job in jobs if job.says][:SAID]:
+        end = "" if job.cancel_s is None else f" will be cancelled after {local_time(job.cancel_s)}"
+        click.echo(folded(f"job {printable(job.job, 30)}{end}: {printable(job.says, 400)}", sys.stdout, "  "))
+
+
+def _memory_now(job: LiveJob) -> str:
+    of = "" if job.hbm_total_mib is None else f"/{job.hbm_total_mib / 1024:.0f}"
+    return "-" if job.hbm_used_mib is None else f"{job.hbm_used_mib / 1024:.0f}{of} GiB"
+
+
+def _now(job: LiveJob) -> str:
+    """ "idle 40 min", "2 GPUs idle 40 min", "hang"; "-" if nothing was found, "?" without samples."""
+    if not job.kinds:
+        return "-" if job.gpus_seen else "?"
+    if job.kinds[0] not in ("idle", "unused_gpus"):
+        return printable(job.kinds[0], 20).replace("_", " ")
+    part = "" if job.idle_gpus in (0, job.gpu_count) else f"{format_count(job.idle_gpus)} GPUs "
+    return f"{part}idle {format_duration(job.idle_s)}"
 
 
 def _share(value: float | None) -> str:

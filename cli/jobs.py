@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from almanac.errors import NotAllowedError
-from almanac.units import DAY_S, format_count, printable
-from cli.app import App
-from cli.job_ids import no_such_job, search_jobs
-from cli.job_table import JOB_COLUMNS, say_published, show_columns, show_jobs, show_wide_jobs
-from cli.output import json_text, show_table, write_separated
-from cli.selection import COUNT, check_columns, full_states, parse_limits, words_of
-from cli.steps import show_steps
-from cli.times import check_span, local_time, time_option
-from telemetry.job_selection import JobQuery, QueryResult, UnknownTextError, Words, select_jobs
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from almanac.errors import NotAllowedError, StoreError
+from almanac.units import DAY_S, format_count, format_moment, printable
+from cli.app import COUNT, App
+from cli.job_table import JOB_COLUMNS, say_published, show_columns, show_jobs, show_live, show_wide_jobs
+from cli.output import json_text, local_time, show_table, write_separated
+from cli.selection import (
+    JobQuery,
+    Limit,
+    QueryResult,
+    UnknownTextError,
+    Words,
+    check_columns,
+    check_span,
+    full_states,
+    parse_limits,
+    parse_wheres,
+    select_jobs,
+    time_option,
+    words_of,
+)  # fmt: skip
+from reports.published.caller import NEXT_COLUMNS
+from slurm.named_jobs import named_jobs
+from slurm.states import JOB_STATES
 
 COLUMNS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "name", "name_key", "state",
     "node_count", "gpu_count", "elapsed_s", "tier", "hbm_peak_mib", "hbm_capacity_mib", "hbm_evidence",
     "mean_gpu_util_pct", "coverage_frac", "verdict", "hbm_peak_frac", "spatial_imbalance", "temporal_imbalance",
-    "main_pipe", "job_class", "energy_j", "idle_gpu_count", "mig_profile",
+    "main_pipe", "mfu_frac", "job_class", "energy_j", "idle_gpu_count", "mig_profile",
 )  # fmt: skip
 """The default columns of JSON, CSV, and -P."""
-PREALLOCATED = "preallocated"
-"""A word of --verdict that stands in another column, hbm_evidence."""
+KNOWN = {"job_class": frozenset({"compute", "memory"}), "hbm_evidence": frozenset({"preallocated"})}
+"""Texts that are valid even if no job has them."""
 SHOWN_DAYS = 30
+NO_ROUND = "not known: `almanac watch` made no round in the last 10 minutes; `almanac report JOB` asks Slurm"
 JSON, TABLE = "json", ""
 """Ways to print. Any other one is the character that separates the values of a line."""
 
@@ -39,6 +51,7 @@ JSON, TABLE = "json", ""
 @click.command("jobs")
 @click.option("-S", "--starttime", metavar="TIME", help="Jobs submitted from here on. [30 days before -E; -j: any]")
 @click.option("-E", "--endtime", metavar="TIME", help="Jobs submitted before. [now]")
+@click.option("--ended-since", metavar="TIME", help="Jobs that ended since then, whenever submitted.")
 @click.option("-u", "--user", metavar="USER", help="Another user's jobs (operators).")
 @click.option("-a", "--allusers", is_flag=True, help="Everybody's jobs (operators).")
 @click.option("-j", "--job", "job_ids", multiple=True, metavar="ID[,ID]", help="Only 12, 12_3, 12_[1-3], or 12+1.")
@@ -47,15 +60,12 @@ JSON, TABLE = "json", ""
 @click.option(
     "--state", "state", multiple=True, metavar="STATE[,STATE]", help="Only jobs in these states, such as OOM."
 )
-@click.option("--tier", "tier", multiple=True, metavar="NAME[,NAME]", help="Only jobs that asked for these tiers.")
 @click.option(
-    "--verdict", "verdict", multiple=True, metavar="WORD", help="Only jobs with this data quality, such as ok."
-)
-@click.option(
-    "--class",
-    "job_class",
-    type=click.Choice(["compute", "memory"]),
-    help="Only jobs of this class, by their most used pipe.",
+    "--where",
+    "wheres",
+    multiple=True,
+    metavar="COLUMN=TEXT[,TEXT]",
+    help="Only jobs with this text, such as verdict=ok.",
 )
 @click.option("--min", "lows", multiple=True, metavar="COLUMN=NUMBER", help="Only jobs with at least this value.")
 @click.option("--max", "highs", multiple=True, metavar="COLUMN=NUMBER", help="Only jobs with at most this value.")
@@ -65,8 +75,9 @@ JSON, TABLE = "json", ""
 )
 @click.option("-w", "--wide", is_flag=True, help="Show more columns, on lines of about 160 characters.")
 @click.option("-o", "--columns", "chosen", multiple=True, metavar="COLUMN[,COLUMN]", help="Columns to show.")
-@click.option("-e", "--helpformat", is_flag=True, help="List the columns of -o, --sort, --min, and --max.")
+@click.option("-e", "--helpformat", is_flag=True, help="List the columns of -o, --sort, --where, --min, and --max.")
 @click.option("--steps", is_flag=True, help="Show the steps of these jobs instead, with their use.")
+@click.option("--running", is_flag=True, help="Only running jobs, as `almanac watch` last saw them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, safe to open in a spreadsheet.")
 @click.option("-P", "--parsable", is_flag=True, help="Print text separated by '|', as sacct -P.")
@@ -78,6 +89,7 @@ def command(
     wide: bool,
     helpformat: bool,
     steps: bool,
+    running: bool,
     as_json: bool,
     as_csv: bool,
     parsable: bool,
@@ -86,6 +98,7 @@ def command(
 ) -> None:
     """List past GPU jobs, newest last: size, time, utilization, peak memory, and what to do next time.
 
+    Where operators run `almanac watch`, your running jobs follow, with what they do now.
     You see your own jobs; operators see everybody's with -a, -u, or -j. Without access to the store, you see your
     newest jobs as last published for you.
 
@@ -93,7 +106,13 @@ def command(
     least 8 GPUs, type --min gpu_count=8 --sort -spatial_imbalance -n 10. docs/characterize.md explains the columns.
     """
     if helpformat:
-        return _show_columns()
+        return _show_columns(app)
+    if running:
+        given = {name for name in click.get_current_context().params if _is_given(name)}
+        if given - {"running", "user", "allusers", "as_json"}:
+            raise click.UsageError("--running goes with -u, -a, and --json only")
+        user = _whose(app, filters, is_of_all=filters["allusers"])
+        return _show_running(app, user, is_json=as_json, has_user=filters["allusers"], is_alone=True)
     if as_json + as_csv + parsable > 1:
         raise click.UsageError("--json, --csv, and -P exclude each other: choose one")
     if bool(chosen) + steps + wide > 1:
@@ -102,12 +121,14 @@ def command(
         raise NotAllowedError(f"{app.caller} cannot read the store, and steps are not published", "ask an operator")
     query = _query(app, bool(job_ids), filters)
     names = words_of(chosen)
-    check_columns("--columns", names, _columns_of("any"))
+    check_columns("--columns", names, _columns_of(app))
     form = JSON if as_json else "," if as_csv else "|" if parsable else TABLE
     if job_ids:
         query = dataclasses.replace(query, job_ids=_named(app, job_ids, is_table=form == TABLE))
     found = _select(app, query, _columns_for(names, form, is_wide=wide, has_steps=steps))
     if steps and (found.rows or form != TABLE):
+        from cli.steps import show_steps
+
         show_steps(app, found.rows, as_json=as_json, separator="" if as_json else form)
     elif form != TABLE:
         _print(found, names or COLUMNS, form)
@@ -121,27 +142,44 @@ def command(
         click.echo(found.note, err=form != TABLE)
     if form == TABLE:
         say_published(app)
+        if not (names or steps or wide or job_ids or query.words or query.limits or query.sort or query.until_s):
+            _show_running(app, query.user, is_json=False, has_user=filters["allusers"])
     return None
+
+
+def _show_running(app: App, user: str | None, *, is_json: bool, has_user: bool, is_alone: bool = False) -> None:
+    """Print the running jobs of a user, or of all. is_alone: say so if there are none."""
+    found = app.caller_jobs.live(app.now_s())
+    jobs = [job for job in found.jobs if user in (None, job.user)] if found else []
+    if is_json:
+        rows = [vars(job) for job in jobs]
+        click.echo(json_text({"as_of_s": found.written_s if found else None, "jobs": rows}))
+    elif jobs and found:
+        click.echo(f"{'' if is_alone else chr(10)}running, as of {local_time(found.written_s)}:")
+        show_live(jobs, app.now_s(), has_user=has_user)
+    elif is_alone:
+        click.echo("no running GPU job" if found else NO_ROUND)
 
 
 def _query(app: App, names_jobs: bool, filters: dict[str, Any]) -> JobQuery:
     """The query of these options, without job ids. names_jobs: there are some, so of any time, and of any owner."""
-    if filters["allusers"] and not app.is_operator:
-        raise NotAllowedError(f"{app.caller} is not an operator, and can see only their own jobs", "leave out -a")
-    sort, user = filters["sort"], filters["user"]
-    is_of_all = not user and (filters["allusers"] or (names_jobs and app.is_operator))
-    whose = None if is_of_all else app.visible_user(user)  # before anything else is read or imported
-    check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of("sortable"))
+    sort, is_of_all = filters["sort"], filters["allusers"] or (names_jobs and app.is_operator)
+    whose = _whose(app, filters, is_of_all=is_of_all)  # before anything else is read or imported
+    check_columns("--sort", [sort.removeprefix("-")] if sort else [], _columns_of(app, "number", "text"))
     until_s = time_option(filters["endtime"], app.now_s())
     since_s = time_option(filters["starttime"], app.now_s())
-    if since_s is None and not names_jobs:
+    ended_s = time_option(filters["ended_since"], app.now_s())
+    if since_s is None and not names_jobs and ended_s is None:
         since_s = (app.now_s() if until_s is None else until_s) - SHOWN_DAYS * DAY_S
     query = JobQuery(
         since_s=since_s,
         until_s=until_s,
         user=whose,
         words=_words(app, filters),
-        limits=parse_limits(filters["lows"], filters["highs"], _columns_of("number")),
+        limits=(
+            *parse_limits(filters["lows"], filters["highs"], _columns_of(app, "number")),
+            *(() if ended_s is None else [Limit("end_s", low=ended_s)]),
+        ),
         sort=sort,
         limit=filters["limit"],
     )
@@ -149,17 +187,36 @@ def _query(app: App, names_jobs: bool, filters: dict[str, Any]) -> JobQuery:
     return query
 
 
+def _whose(app: App, filters: dict[str, Any], *, is_of_all: bool) -> str | None:
+    """The one user whose jobs are asked for; None for all. Raises NotAllowedError."""
+    if filters["allusers"] and not app.is_operator:
+        raise NotAllowedError(f"{app.caller} is not an operator, and can see only their own jobs", "leave out -a")
+    return None if is_of_all and not filters["user"] else app.visible_user(filters["user"])
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
 def _named(app: App, texts: Sequence[str], *, is_table: bool) -> tuple[int, ...]:
     """The raw ids of the jobs named; ids that name none are listed on stderr.
 
-    Raises StoreError if a table would be empty. Programs get no rows instead.
+    Raises StoreError if a table would be empty (programs get no rows instead), and RequestError.
     """
-    found = search_jobs(app, texts)
-    if found.absent and (found.ids or not is_table):
-        click.echo(f"note: {no_such_job(app, found.absent)}", err=True)
-    elif found.absent:
-        raise no_such_job(app, found.absent)
-    return found.ids or (-1,)
+    wanted = named_jobs(texts)
+    rows = app.caller_jobs.runs_named(sorted({each.job_id for each in wanted}))
+    ids = tuple(dict.fromkeys(job_id for each in wanted for job_id in each.among(rows)))
+    if absent := [each.text for each in wanted if not each.among(rows)]:
+        as_of_s = app.caller_jobs.published_s
+        since = f" (last changed {format_moment(as_of_s)})" if as_of_s else ""
+        error = StoreError(
+            f"not in your list of ended GPU jobs{since}: {printable(', '.join(absent))}",
+            f"see any job, at any time: almanac report {printable(absent[0], 40)}",
+        )
+        if not ids and is_table:
+            raise error
+        click.echo(f"note: {error}", err=True)
+    return ids or (-1,)
 
 
 def _columns_for(names: Sequence[str], form: str, *, is_wide: bool, has_steps: bool) -> Sequence[str]:
@@ -168,9 +225,8 @@ def _columns_for(names: Sequence[str], form: str, *, is_wide: bool, has_steps: b
         return (*COLUMNS, "job")
     if names or form != TABLE:
         return names or COLUMNS
-    from reports.job.next_step import COLUMNS as NEXT_COLUMNS
 
-    return tuple(dict.fromkeys((*JOB_COLUMNS, *NEXT_COLUMNS)))
+    return tuple(dict.fromkeys(("submit_s", *JOB_COLUMNS, *NEXT_COLUMNS)))
 
 
 def _select(app: App, query: JobQuery, columns: Sequence[str]) -> QueryResult:
@@ -183,35 +239,23 @@ def _select(app: App, query: JobQuery, columns: Sequence[str]) -> QueryResult:
 
 def _words(app: App, filters: dict[str, Any]) -> tuple[Words, ...]:
     """The filters by text. Slurm's states and the configured tiers are valid even if no job has them."""
-    from telemetry.sources.sacct_text import STATES
-
-    known = {"state": STATES, "tier": frozenset(tier.name for tier in app.config.tiers)}
-    given = {name: words_of(filters[name]) for name in ("account", "partition", "state", "tier", "verdict")}
-    given["state"] = full_states(given["state"])
-    found = [Words(f"--{name}", name, texts, known.get(name, frozenset())) for name, texts in given.items() if texts]
-    if PREALLOCATED in given["verdict"]:
-        if len(given["verdict"]) > 1:
-            raise click.BadParameter(f"{PREALLOCATED} goes alone", param_hint="--verdict")
-        found = [word for word in found if word.option != "--verdict"]
-        found.append(Words("--verdict", "hbm_evidence", (PREALLOCATED,), frozenset({PREALLOCATED})))
-    if filters["job_class"]:
-        classes = frozenset({"compute", "memory"})
-        found.append(Words("--class", "job_class", (filters["job_class"],), classes, is_metric=True))
-    return tuple(found)
+    known = {"state": frozenset(JOB_STATES), "tier": frozenset(tier.name for tier in app.config.tiers)} | KNOWN
+    given = [(f"--{name}", name, filters[name]) for name in ("account", "partition", "state")]
+    wheres: dict[str, list[str]] = {}
+    for name, text in parse_wheres(filters["wheres"], _columns_of(app, "text")):
+        wheres.setdefault(name, []).append(text)
+    given += [("--where", name, texts) for name, texts in wheres.items()]
+    read = {"state": full_states}
+    return tuple(
+        Words(option, name, words, known.get(name, frozenset()), is_metric=name == "job_class")
+        for option, name, texts in given
+        if (words := read.get(name, words_of)(texts))
+    )
 
 
-def _columns_of(kind: str) -> list[str]:
-    """Columns that can be shown (any), sorted by (no lists), or limited (numbers)."""
-    import pyarrow as pa
-
-    from telemetry.history import HISTORY
-
-    def fits(field: pa.Field[Any]) -> bool:
-        if kind == "number":
-            return pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        return kind == "any" or not pa.types.is_list(field.type)
-
-    return [field.name for field in HISTORY if fits(field)]
+def _columns_of(app: App, *kinds: str) -> list[str]:
+    """The columns of these kinds, or of all."""
+    return [name for name, column in app.caller_jobs.columns.items() if not kinds or column.kind in kinds]
 
 
 def _print(found: QueryResult, columns: Sequence[str], form: str) -> None:
@@ -222,10 +266,8 @@ def _print(found: QueryResult, columns: Sequence[str], form: str) -> None:
         write_separated(columns, found.rows, form, is_for_spreadsheets=form == ",")
 
 
-def _show_columns() -> None:
-    from telemetry.history import UNITS
-
-    rows = [[name, UNITS.get(name, "")] for name in _columns_of("any")]
+def _show_columns(app: App) -> None:
+    rows = [[name, column.about] for name, column in app.caller_jobs.columns.items()]
     show_table(["column", "unit or meaning"], rows, is_whole=True)
 
 
@@ -236,14 +278,8 @@ def _show(app: App, found: QueryResult, names: Sequence[str], *, is_wide: bool, 
     elif is_wide:
         show_wide_jobs(found.rows)
     else:
-        from reports.job.next_step import next_steps
-        from reports.job.site_choices import choices_of
-
-        since_s = app.now_s() - app.config.advice.history_days * DAY_S
-        rules = choices_of(app.config).rules
-        steps = next_steps(found.rows, app.config.tiers, app.caller_jobs.history, since_s, rules)
-        show_jobs(found.rows, steps, has_user=has_user)
-        click.echo("`almanac report JOB` explains a job, and what to do next time")
+        show_jobs(found.rows, app.caller_jobs.next_steps(found.rows), has_user=has_user)
+        click.echo("`almanac report JOB` explains a job and what to do next")
 
 
 def _say_hidden(found: QueryResult, query: JobQuery) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import importlib
@@ -16,42 +17,64 @@ import click
 from almanac import __version__
 from almanac.errors import AlmanacError, DamageWarning, StoreError
 from almanac.units import counted, did_you_mean, printable
-from cli.app import App, has_libraries
+from cli.app import App, folded, has_libraries
+from cli.old_spellings import renewed
 
-COMMANDS = {
-    "ingest": "read jobs and GPU counters into the store",
-    "summarize": "compute job metrics for days with new data",
-    "train": "train the predictors on the jobs in the store",
-    "evaluate": "replay past predictions and score them",
-    "models": "list the trained versions, or switch to another",
-    "advise": "get advice for one submission",
-    "publish": "write the advice files that Slurm's hooks read",
-    "backtest": "replay past jobs: check memory advice and node power",
-    "simulate": "simulate scheduling policies on a trace of jobs",
-    "reprioritize": "set the site factor of pending jobs",
-    "waits": "estimate how long a job would wait now, by GPU type",
-    "power": "power nodes down and up, following the demand forecast",
-    "mig": "change MIG layouts to what recent jobs ask for",
-    "place": "choose the GPU type of jobs that accept any",
-    "jobs": "list past jobs and what they used",
-    "report": "report what a job did with its GPUs, and what to ask for",
-    "mail": "choose how often you get reports by mail",
-    "characterize": "compare jobs across the site, as in the Perlmutter study",
-    "site-report": "report on the whole site: use, waste, and cost",
-    "metrics": "write almanac's own metrics for Prometheus",
-    "run": "start the tasks that are due: what a timer calls each minute",
-    "doctor": "check configuration, store, Slurm, and Prometheus",
-    "forget": "remove everything that is kept of a user",
-    "install-hooks": "install the Slurm hooks, or remove them",
-    "demo": "run everything on a generated site",
+SECTIONS = {
+    "Your jobs": {
+        "jobs": "list past jobs and what they used",
+        "report": "report what a job did with its GPUs, and what to ask for",
+        "advise": "get advice for one submission",
+        "mail": "choose how often you get reports by mail",
+    },
+    "Every day": {
+        "run": "start the tasks that are due: what a timer calls each minute",
+        "ingest": "read jobs and GPU counters into the store",
+        "summarize": "compute job metrics for days with new data",
+        "train": "train the predictors on the jobs in the store",
+        "models": "list the trained versions, or switch to another",
+        "publish": "write the advice files that Slurm's hooks read",
+        "watch": "find running jobs that idle, hang, or are about to fail",
+        "waits": "estimate how long a job would wait now, by GPU type",
+        "reprioritize": "set the site factor of pending jobs",
+        "place": "choose the GPU type of jobs that accept any",
+        "changes": "show which pending jobs almanac changed",
+        "power": "power nodes down and up, following the demand forecast",
+        "mig": "change MIG layouts to what recent jobs ask for",
+        "health": "show nodes that fail jobs, and the mean time to failure",
+        "site-report": "report on the whole site: use, waste, and cost",
+        "metrics": "write almanac's own metrics for Prometheus",
+    },
+    "Set up": {
+        "doctor": "check configuration, store, Slurm, and Prometheus",
+        "install-hooks": "install the Slurm hooks, or remove them",
+        "forget": "remove everything that is kept of a user",
+        "trial": "judge what to switch on at this site",
+        "demo": "run everything on a generated site",
+    },
+    "Studies": {
+        "evaluate": "replay past predictions and score them",
+        "backtest": "replay past jobs: check memory advice and node power",
+        "simulate": "simulate scheduling policies on a trace of jobs",
+    },
 }
+"""The commands with one line about each, in the sections of --help."""
+COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
-CLIENT_COMMANDS = ("advise", "mail", "doctor", "install-hooks")
-"""What the package slurm-almanac-client offers alone: commands that, for users or with some options, need no library
-but click."""
-CLIENT_HINT = f"install slurm-almanac on this host; slurm-almanac-client has {', '.join(CLIENT_COMMANDS)}"
+MODULES = {
+    **dict.fromkeys(("reprioritize", "place", "changes"), "job_changes"),
+    "doctor": "doctor.main",
+    "evaluate": "backtest",
+}
+"""Modules with several commands, or in a folder: the command has its own name there, and is `command` in others."""
+
+CLIENT_COMMANDS = ("advise", "jobs", "report", "mail", "doctor", "install-hooks")
+"""Commands of the package slurm-almanac-client alone, which, for users or with some options, need no library
+but click and rich."""
+CLIENT_HINT = f"use here: {', '.join(CLIENT_COMMANDS)}; operators can install slurm-almanac for the others"
 
 
+PLAIN_ASCII = "almanac_ascii"
 NO_WRITING = 0o002
 """Added to the umask: other users cannot write to any file that a command, or a library that it uses, creates."""
 
@@ -60,7 +83,7 @@ FOLDERS = (
     "HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "DASK_CONFIG",
     "CLUSTERSHELL_CFGDIR", "NETRC",
 )  # fmt: skip
-"""Where libraries look for settings and keep caches."""
+"""Folders in which libraries look for settings and keep caches."""
 
 
 class LazyGroup(click.Group):
@@ -72,13 +95,22 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"cli.{cmd_name.replace('-', '_')}").command
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"cli.{MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name if name in MODULES else "command")
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            args, warned = renewed(args)
+            for warning in warned:
+                click.echo(f"warning: {warning}", err=True)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """What click does, but an unknown command is answered with similar ones. Raises click.UsageError."""
+        """Resolve as click does, but answer an unknown command with similar ones. Raises click.UsageError."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             guess = did_you_mean(name, COMMANDS)
@@ -87,8 +119,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+        shown = self.list_commands(ctx)
+        width = max(map(len, shown))
+        for title, section in SECTIONS.items():
+            if rows := [(name.ljust(width), line) for name, line in section.items() if name in shown]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 EPILOG = """
@@ -136,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     except (click.exceptions.Abort, KeyboardInterrupt):
         _stop()
     except click.ClickException as error:
-        error.show()
+        _show_usage(error)
         sys.exit(error.exit_code)
     except AlmanacError as error:
         _complain(str(error), error.hint)
@@ -146,7 +182,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(141)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not has_libraries():
-            _complain(f"this needs {error.name}, which comes with the package slurm-almanac", CLIENT_HINT)
+            _complain(
+                "this command runs on almanac's host: this one has the package slurm-almanac-client alone", CLIENT_HINT
+            )
             sys.exit(1)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _stop_full(error)
@@ -168,7 +206,7 @@ def _show_warning(
 ) -> None:  # fmt: skip
     """Print our own warnings as a line of text, and those of libraries as Python does."""
     if issubclass(category, DamageWarning):
-        click.echo(f"warning: {printable(str(message), 1000)}", err=True)
+        click.echo(_folded(f"warning: {printable(str(message), 1000)}"), err=True)
     else:
         (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
@@ -184,15 +222,59 @@ def _leave_homes_of_others() -> None:
 
 
 def _print_any_text() -> None:
-    """Print "?" for what the terminal's encoding lacks: one user's job name must not end an operator's command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    """Print "?" or a look-alike for what the terminal lacks: one user's job name must not end an operator's command.
+
+    In the locales C and POSIX, all is ASCII. Python itself writes UTF-8 there, and sets LC_CTYPE to C.UTF-8 (PEP 538).
+    """
+    codecs.register_error("almanac-look-alike", _look_alike)
+    codecs.register(lambda name: _plain_ascii() if name == PLAIN_ASCII else None)
+    names = [os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")]
+    if not names[0] and names[1] == "C.UTF-8":
+        del names[1]
+    is_ascii = next(filter(None, names), "C") in ("C", "POSIX")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=PLAIN_ASCII if is_ascii else None, errors="almanac-look-alike")
+
+
+def _plain_ascii() -> codecs.CodecInfo:
+    """ASCII by another name: click takes a stream of that name for misconfigured, and writes UTF-8 to it."""
+    known = codecs.lookup("ascii")
+    parts = (known.encode, known.decode, known.streamreader, known.streamwriter)
+    return codecs.CodecInfo(*parts, known.incrementalencoder, known.incrementaldecoder, name=PLAIN_ASCII)
+
+
+def _look_alike(error: UnicodeError) -> tuple[str, int]:
+    """The error handler of codecs that writes lines and blocks in ASCII, a character for each."""
+    assert isinstance(error, UnicodeEncodeError)
+    return error.object[error.start : error.end].translate(_ASCII), error.end
+
+
+class _AsciiTable(dict[int, str]):
+    """For str.translate: "?" for what has no look-alike."""
+
+    def __missing__(self, key: int) -> str:
+        return "?"
+
+
+_ASCII = _AsciiTable(zip(map(ord, "▁▂▃▄▅▆▇█·…│─╭╮╰╯"), "_.-:=+*#.~|-++++", strict=True))
 
 
 def _complain(message: str, hint: str) -> None:
-    click.echo(f"error: {printable(message, 1000)}", err=True)
+    click.echo(_folded(f"error: {printable(message, 1000)}"), err=True)
     if hint:
-        click.echo(f"try: {printable(hint, 1000)}", err=True)
+        click.echo(_folded(f"try: {printable(hint, 1000)}"), err=True)
+
+
+def _folded(text: str) -> str:
+    return folded(text, sys.stderr, "  ")
+
+
+def _show_usage(error: click.ClickException) -> None:
+    """Show it as click does, but no wider than the terminal."""
+    said = _folded(f"Error: {error.format_message()}").removeprefix("Error: ")
+    vars(error)["format_message"] = lambda: said
+    error.show()
 
 
 def _stop() -> NoReturn:

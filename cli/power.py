@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from almanac.errors import AlmanacError, ConfigError, StoreError
-from almanac.units import DAY_S, printable
-from cli.app import App
+from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
+from almanac.units import format_moment, printable
+from cli.app import App, CommandGroup
+from cli.output import json_text, say, show_record
 
 if TYPE_CHECKING:
+    from almanac.actions_config import PowerMode
     from almanac.config import Config
-    from slurm_hooks.power.folder import PowerFolder
-    from slurm_hooks.power.planning import DemandSource, Planner
-    from telemetry.store.cluster_store import ClusterStore
+    from slurm.backend import SlurmBackend
+    from slurm.node_sets import LiveDemand
+    from slurm_hooks.nodes.engine import NodeEngine, NodeFolder
+    from slurm_hooks.power.nodes import PowerState
+    from slurm_hooks.power.operators import SetStatus, Status, Woken
+    from slurm_hooks.power.planning import DemandSource, PowerPlan, PowerPlanner, SetPlan
+    from slurm_hooks.power.run import SetOutcome
+    from telemetry.store.store import ClusterStore
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HISTORY_DAYS, ROWS = 7, 30
 
 
-@click.group("power")
+@click.group("power", cls=CommandGroup)
 def command() -> None:
     """Power nodes down and up through Slurm, following the demand forecast. For operators, and a timer.
 
@@ -29,40 +39,31 @@ def command() -> None:
 
 
 @command.command("plan")
+@click.option("--apply", "is_applied", is_flag=True, help="Do it once: for a timer, every 10 minutes. [only show it]")
 @as_json
 @click.pass_obj
-def plan(app: App, as_json: bool) -> None:
-    """Show what `apply` would do now. Writes nothing, and sends nothing to Slurm."""
-    from cli.power_output import show_plan
+def plan(app: App, is_applied: bool, as_json: bool) -> int:
+    """Show which nodes would power down and up now, or do it with --apply.
 
-    planner = _planner(app)
-    made = planner.plan()
-    show_plan(made, None, None, as_json)
-
-
-@command.command("apply")
-@as_json
-@click.pass_obj
-def apply(app: App, as_json: bool) -> int:
-    """Power nodes down and up once. Run this from a timer every 10 minutes; a missed run does no harm.
-
-    Acts only with power.mode = "apply". With "observe", it records demand and logs what it would do. It writes each
-    order to power/actions-*.jsonl in the store, then sends it to Slurm. Needs root, SlurmUser, or
-    AdminLevel=Administrator.
+    Without --apply it writes nothing, and sends nothing to Slurm. --apply acts only with power.mode = "apply". With
+    "observe", it records demand and logs what it would do. It writes each order to power/actions-*.jsonl in the store,
+    then sends it to Slurm. Needs root, SlurmUser, or AdminLevel=Administrator. A missed run does no harm.
 
     \b
     Exit code 4: another run is active, or the store cannot be read or written.
-    Exit code 5: Slurm did not answer, or refused orders; the next run tries again.
+    Exit code 5: Slurm did not answer, or refused orders.
     """
-    from cli.power_output import show_plan
     from slurm_hooks.power.run import PowerRun
 
     mode = app.config.power.mode
-    if mode == "off":
+    if is_applied and mode == "off":
         click.echo('power.mode is "off": nothing is planned, and nothing is sent to Slurm', err=True)
         return 0
     planner = _planner(app)
-    with planner.folder.lock():
+    if not is_applied:
+        show_plan(planner.plan(), None, None, as_json)
+        return 0
+    with planner.engine.folder.lock():
         run = PowerRun(planner)
         faults = run.note_demand()
         for fault in faults:
@@ -78,38 +79,25 @@ def apply(app: App, as_json: bool) -> int:
 
 
 @command.command("status")
+@click.option("--days", default=HISTORY_DAYS, show_default=True, type=click.IntRange(1, 3660), help="Days of orders.")
 @as_json
 @click.pass_obj
-def status(app: App, as_json: bool) -> None:
-    """Show which nodes are powered down, which did not wake, and whether a hold is active."""
-    from cli.power_output import show_status
-    from slurm_hooks.power.status import status_of
+def status(app: App, days: int, as_json: bool) -> None:
+    """Show which nodes are powered down, which did not wake, whether a hold is active, and the orders to Slurm."""
+    from slurm_hooks.power.operators import status_of
 
     app.require_operator("node power affects all users")
     _require_node_sets(app.config)
-    folder = _folder(app)
-    show_status(status_of(app.backend, app.config, folder, _cluster(app), app.now_s()), as_json)
-
-
-@command.command("history")
-@click.option("--days", default=HISTORY_DAYS, show_default=True, type=click.IntRange(1, 3660), help="Days to show.")
-@click.option(
-    "-n",
-    "--rows",
-    default=ROWS,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Number of rows to show, the newest; 0: all.",
-)
-@as_json
-@click.pass_obj
-def history(app: App, days: int, rows: int, as_json: bool) -> None:
-    """Show the orders to Slurm, newest last."""
-    from cli.power_output import show_history
-
-    app.require_operator("node power affects all users")
-    found = list(_folder(app).log.read(app.now_s() - days * DAY_S, app.now_s()))
-    show_history(found[-rows:] if rows else found, len(found), as_json)
+    rows = node_folder(app).rows(days, app.now_s())
+    try:
+        found = status_of(_engine(app, _cluster(app), app.backend), app.config)
+    except CommandError:  # Slurm is down: the record of what almanac told it is asked for most then
+        if as_json:
+            click.echo(json_text({"orders": rows}))
+        else:
+            show_record(rows, ROWS)
+        raise
+    show_status(found, rows, as_json)
 
 
 @command.command("wake")
@@ -124,15 +112,17 @@ def wake(app: App, nodes: str, as_json: bool) -> int:
 
     Exit code 5: Slurm did not answer, or some nodes were not woken.
     """
-    from cli.power_output import show_woken
-    from slurm_hooks.power.waking import keep_on, names_to_wake, wake_now
+    from slurm_hooks.power.operators import keep_on, names_to_wake, wake_now
 
     config, faults = _config_if_any(app)
     backend = _backend(app, config)
     if nodes == "ALL":
-        faults += _try(lambda: _folder(app).hold(app.caller, "wake ALL", app.now_s()), "the hold is not set")
+        faults += _try(lambda: node_folder(app).hold(app.caller, "wake ALL", app.now_s()), "the hold is not set")
     names = names_to_wake(nodes, config, backend.nodes())
-    faults += _try(lambda: _note_wake(app, names), "the order is not logged")
+    engine = _engine(app, "", backend)
+    if names:
+        row = engine.row("wake", names, f"{app.caller} asked for it")
+        faults += _try(lambda: engine.record([row]), "the order is not logged")
     said = keep_on(backend, names) if nodes == "ALL" else []
     woken = wake_now(backend, names)
     show_woken(woken, nodes == "ALL", [*faults, *said], as_json)
@@ -146,7 +136,7 @@ def wake(app: App, nodes: str, as_json: bool) -> int:
 def hold(app: App, off: bool, why: str) -> None:
     """Power no node down until `hold --off`. Powered-down nodes still wake when jobs or the warm minimum need them."""
     app.require_operator("node power affects all users")
-    folder = _folder(app)
+    folder = node_folder(app)
     if off:
         click.echo("hold ended" if folder.release() else "there was no hold")
         return
@@ -154,23 +144,25 @@ def hold(app: App, off: bool, why: str) -> None:
     click.echo("hold: no node powers down until `almanac power hold --off`")
 
 
-def _planner(app: App) -> Planner:
+def _planner(app: App) -> PowerPlanner:
     """Raises AlmanacError if the caller, the configuration, or the store does not allow a plan."""
-    from slurm_hooks.power.planning import Planner
+    from slurm_hooks.power.planning import PowerPlanner
 
     app.require_operator("node power affects all users")
     _require_node_sets(app.config)
-    store, backend = app.cluster_store(), app.backend
-    if (answers := backend.cluster()).lower() != store.cluster.lower():
-        raise ConfigError(
-            f"the store's cluster is {store.cluster}, Slurm's is {answers}", "correct --cluster or site.cluster"
-        )
-    return Planner(backend, app.config, _folder(app), store.cluster, source_of(app, store), app.now_s)
+    try:
+        store = app.acting_store(app.backend, "node power affects all users")
+    except CommandError as error:
+        if app.config.site.cluster != "demo":
+            raise
+        hint = "the site of `almanac demo` has no Slurm: `almanac backtest power` replays its record"
+        raise CommandError(str(error), hint) from error
+    return PowerPlanner(_engine(app, store.cluster, app.backend), app.config, source_of(app, store))
 
 
 def source_of(app: App, store: ClusterStore) -> DemandSource:
-    """Where decisions come from."""
-    from slurm_hooks.power.source import StoredDemand
+    """Source of the demand for decisions."""
+    from slurm_hooks.power.planning import StoredDemand
 
     return StoredDemand(store, app.config)
 
@@ -182,15 +174,23 @@ def _require_node_sets(config: Config) -> None:
 
 def _cluster(app: App) -> str:
     try:
-        return app.cluster_store().cluster
+        return app.cluster
     except StoreError:
         return app.backend.cluster()
 
 
-def _folder(app: App) -> PowerFolder:
-    from slurm_hooks.power.folder import PowerFolder
+def node_folder(app: App) -> NodeFolder[PowerState]:
+    """The folder of power control in the store."""
+    from slurm_hooks.nodes.engine import NodeFolder
+    from slurm_hooks.power.nodes import PowerState
 
-    return PowerFolder(app.store_root / "power")
+    return NodeFolder(app.store_root / "power", PowerState)
+
+
+def _engine(app: App, cluster: str, backend: SlurmBackend) -> NodeEngine[PowerState]:
+    from slurm_hooks.nodes.engine import NodeEngine
+
+    return NodeEngine(node_folder(app), backend, cluster, app.now_s)
 
 
 def _config_if_any(app: App) -> tuple[Config, list[str]]:
@@ -206,22 +206,10 @@ def _config_if_any(app: App) -> tuple[Config, list[str]]:
 def _backend(app: App, config: Config) -> Any:
     if config.source:
         return app.backend
-    from telemetry.slurm.command_backend import CommandBackend
-    from telemetry.slurm.commands import SlurmCommands
+    from slurm.backend import CommandBackend
+    from slurm.commands import SlurmCommands
 
     return CommandBackend(SlurmCommands(timeout_s=60))
-
-
-def _note_wake(app: App, names: tuple[str, ...]) -> None:
-    from almanac import __version__
-    from telemetry.slurm.hostlist import fold
-
-    row = {
-        "time_s": app.now_s(), "node_set": "", "what": "wake", "nodes": fold(names), "number": len(names),
-        "mode": "apply", "reason": f"{app.caller} asked for it", "almanac": __version__,
-    }  # fmt: skip
-    if names:
-        _folder(app).log.append([row], app.now_s())
 
 
 def _try(action: Any, otherwise: str) -> list[str]:
@@ -231,3 +219,129 @@ def _try(action: Any, otherwise: str) -> list[str]:
     except (AlmanacError, OSError) as error:
         return [printable(f"{otherwise}: {error}", 300)]
     return []
+
+
+MOST_NAMES = 200
+_STAY = "in use, reserved, excluded, cooling down, out of power cycles, warm minimum, or above 20 in a run"
+
+
+def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: PowerMode | None, as_json: bool) -> None:
+    """Print a plan, or the outcome of a run."""
+    if as_json:
+        click.echo(json_text(_plan_json(plan, outcomes)))
+        return
+    for place, each in enumerate(plan.sets):
+        say(0, f"{each.node_set}: {_counts(each.demand, each.powered)}")
+        say(2, _target(each))
+        for what, names in each.orders().items():
+            say(2, f"{_WORDS.get(what, what)} {len(names)}: {_hosts(names)}")
+        if each.target is not None and (more := each.powered - each.target - len(each.chosen.power_down)) > 0:
+            say(2, f"{more} more stay on ({_STAY})")
+        if each.chosen.short:
+            say(2, f"{each.chosen.short} nodes too few: almanac has no other node to wake")
+        if each.quarantined:
+            say(2, f"did not wake, drained until an operator repairs them: {_hosts(each.quarantined)}")
+        if outcomes:
+            _show_outcome(outcomes[place])
+    if outcomes is None:
+        why = {"observe": ' (power.mode is "observe")', None: " (this is a plan)"}.get(mode, "")
+        say(0, f"nothing was sent to Slurm{why}")
+
+
+def _show_outcome(outcome: SetOutcome) -> None:
+    if outcome.changed:
+        say(2, f"left on, because no longer idle, or held: {_hosts(outcome.changed)}")
+    if outcome.unheard:
+        say(2, f"Slurm dropped the order; the next run repeats it: {_hosts(outcome.unheard)}")
+    for line in dict.fromkeys(outcome.said):
+        click.echo(f"Slurm said: {printable(line)}", err=True)
+
+
+_WORDS = {
+    "quarantine": "quarantine, did not wake:", "power down again": "power down again, slurmctld forgot:",
+    "resume": "resume, up again:",
+}  # fmt: skip
+
+
+def _target(each: SetPlan) -> str:
+    if each.target is None:
+        return f"no change: {each.reason}"
+    return f"target {each.target} nodes: {each.reason}"
+
+
+def _counts(demand: LiveDemand, powered: int | None = None) -> str:
+    on = "" if powered is None else f", {powered} on"
+    return f"{demand.total} nodes: {demand.active} in use, {demand.wanted} wanted, {demand.asleep} asleep{on}"
+
+
+def _plan_json(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None) -> dict[str, Any]:
+    sets = []
+    for place, each in enumerate(plan.sets):
+        row: dict[str, Any] = {
+            "node_set": each.node_set, **asdict(each.demand), "powered": each.powered, "target": each.target,
+            "reason": each.reason, "hold": each.target is None, "wake": each.chosen.wake,
+            "power_down": each.chosen.power_down, "short": each.chosen.short, "wake_again": each.failures.again,
+            "resume": each.failures.back, "quarantine": each.failures.give_up,
+            "power_down_again": each.failures.lost, "quarantined": each.quarantined,
+        }  # fmt: skip
+        if outcomes:
+            row |= {
+                "said": outcomes[place].said,
+                "left_on": outcomes[place].changed,
+                "unheard": outcomes[place].unheard,
+            }
+        sets.append(row)
+    return {"applied": outcomes is not None, "time_s": plan.now_s, "actuator": plan.actuator, "node_sets": sets}
+
+
+def show_status(status: Status, rows: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print the state of the nodes, and the newest orders. rows: all orders, for --json."""
+    if as_json:
+        click.echo(json_text({**asdict(status), "orders": list(rows)}))
+        return
+    if status.hold:
+        say(0, f"{status.hold}; no node powers down until `almanac power hold --off`")
+    if status.fault:
+        say(0, f"no node powers down: {status.fault}")
+    if status.mode != "apply":
+        say(0, f'power.mode is "{status.mode}": nothing is sent to Slurm')
+    say(0, f"last run: {format_moment(status.run_s) if status.run_s else 'none yet'}")
+    for each in status.sets:
+        _show_set(each)
+    show_record(rows, ROWS)
+
+
+def _show_set(each: SetStatus) -> None:
+    say(0, f"{each.node_set}: {_counts(each.demand)}")
+    for name, reason in each.did_not_wake:
+        say(2, f"{name}: {reason}; repair it, then `almanac power wake {name}`")
+    if each.asleep:
+        say(2, f"asleep: {_hosts(each.asleep)}")
+    if each.asleep_by_others:
+        say(2, f"asleep, but not powered down by almanac, so left alone: {_hosts(each.asleep_by_others)}")
+    say(2, f"last 24 h: {each.wakes} wake-ups, {each.cycles} node power-downs")
+
+
+def show_woken(woken: Woken, is_held: bool, faults: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text({**asdict(woken), "faults": list(faults)}))
+        return
+    say(0, f"powering up {len(woken.woken)} nodes" + (f": {_hosts(woken.woken)}" if woken.woken else ""))
+    if woken.undrained:
+        say(0, f"quarantine ended: {_hosts(woken.undrained)}")
+    if woken.late:
+        say(0, f"still powering down; run this again later: {_hosts(woken.late)}")
+    if woken.left:
+        say(0, f"skipped, because unknown, or drained or down for another reason: {_hosts(woken.left)}")
+    if is_held:
+        say(0, "hold: no node powers down until `almanac power hold --off`")
+    for line in (*faults, *dict.fromkeys(woken.said)):
+        click.echo(f"warning: {printable(line, 300)}", err=True)
+
+
+def _hosts(names: Sequence[str]) -> str:
+    """A host list, cut if it is long."""
+    from slurm.hostlist import fold
+
+    text = fold(names)
+    return text if len(text) <= MOST_NAMES else f"{text[:MOST_NAMES]}... (--json has all)"

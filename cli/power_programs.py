@@ -59,10 +59,9 @@ def _start(wanted: Literal["on", "off"], text: str, is_status: bool) -> None:
 
 
 def _work(wanted: Literal["on", "off"], nodes: tuple[str, ...], file: BmcFile, handle: int, bin_dir: str) -> None:
-    from slurm_hooks.power.bmc_guard import NodeStates
-    from slurm_hooks.power.bmc_switch import Log, Switch
-    from telemetry.slurm import hostlist
-    from telemetry.slurm.commands import SlurmCommands
+    from slurm import hostlist
+    from slurm.commands import SlurmCommands
+    from slurm_hooks.power.bmc_switch import Log, NodeStates, Switch
 
     log = Log(wanted, file.log_file)
     states = NodeStates(SlurmCommands(bin_dir, timeout_s=file.timeout_s), nodes)
@@ -99,7 +98,7 @@ def _show(nodes: tuple[str, ...], file: BmcFile) -> int:
 
     from almanac.units import printable
     from slurm_hooks.power.bmc_file import BmcError
-    from slurm_hooks.power.bmc_methods import method_of
+    from slurm_hooks.power.bmc_switch import method_of
 
     def ask(node: str) -> tuple[str, bool]:
         if node not in file.by_node:

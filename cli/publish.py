@@ -12,6 +12,7 @@ from almanac.errors import AlmanacError
 from almanac.units import format_count, printable
 from cli.app import App
 from cli.output import json_text
+from cli.root_part import hand_out, leave_root
 
 if TYPE_CHECKING:
     from reports.published.publish import OwnPublished
@@ -22,14 +23,13 @@ _NAMED = 10
 
 
 @click.command("publish")
-@click.option("--advice-dir", metavar="DIR", help="Root folder of the files. [hooks.advice_dir]")
 @click.option("--dry-run", is_flag=True, help="Write nothing; show what would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 @click.pass_obj
-def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> None:
+def command(app: App, dry_run: bool, as_json: bool) -> None:
     """Compute the advice files that job_submit and sbatch read, one per user and one for everybody else.
 
-    Beside it lie each user's run times by GPU type, for sites with several types (see `almanac waits`).
+    Also written: each user's run times by GPU type, for sites with several types (see `almanac waits`).
 
     Then write the reports of each user's newest jobs, which only that user can read. [reports] sets how many.
 
@@ -41,21 +41,20 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     keeps what was published.
     """
     app.require_operator("advice is published for everybody")
-    from cli.root_part import hand_out, leave_root
 
-    target = Path(advice_dir or app.config.hooks.advice_dir).absolute()
+    target = Path(app.config.hooks.advice_dir).absolute()
 
     def give(cluster: str | None = app.cluster_name) -> None:
         if not dry_run:
             hand_out(app.config, app.store_root, cluster, target, as_json)
 
     is_child = leave_root(app.store_root, give)
+    # Late: root loads no library before it has become the store's owner.
     from reports.published.publish import OwnPublished
-    from slurm_hooks.advice.run import prepare, publish_site
-    from slurm_hooks.advice.times import PublishedTimes, publish_times
+    from slurm_hooks.advice.publish import prepare, publish_site
+    from slurm_hooks.advice.type_files import PublishedTimes, publish_times
 
-    store = app.cluster_store()
-    job, warnings = prepare(store, app.config, app.commands, app.now_s(), dry_run)
+    job, warnings = prepare(app, dry_run)
     done = publish_site(job)
     _warn([*warnings, *done.warnings])
     if not as_json:
@@ -75,7 +74,7 @@ def command(app: App, advice_dir: str | None, dry_run: bool, as_json: bool) -> N
     told = {**vars(done), "times": vars(times), "own_reports": vars(own)}
     click.echo(json_text(told) if as_json else _own_summary(own, dry_run))
     if not is_child:
-        give(store.cluster)
+        give(app.cluster)
     if failures:
         raise failures[-1]
 
@@ -86,10 +85,9 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _publish_own(job: PublishRun) -> OwnPublished:
-    from reports.published.folder import OwnFolder
-    from reports.published.publish import OwnJob, publish_own
+    from reports.published.publish import OwnFolder, OwnJob, publish_own
 
-    return publish_own(OwnJob(job.store, job.config, job.now_s, OwnFolder(job.folder), job.is_dry))
+    return publish_own(OwnJob(job.site, OwnFolder(job.folder), job.is_dry))
 
 
 def _summary(done: Published, is_dry: bool) -> str:

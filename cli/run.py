@@ -20,8 +20,9 @@ from typing import IO
 import click
 import msgspec
 
+from almanac.atomic import make_folders, write_atomically
 from almanac.errors import AlmanacError, StoreError
-from almanac.trusted_file import require_trusted
+from almanac.files import require_trusted
 from almanac.units import counted, format_duration, format_moment, printable
 from cli.app import App
 from cli.output import json_text, show_table
@@ -36,7 +37,6 @@ from cli.tasks import (
     state_folder,
     tasks_file,
 )
-from telemetry.store.atomic import make_folders, write_atomically
 
 POLL_S = 0.5
 MEMORY_S = 5
@@ -45,11 +45,11 @@ GRACE_S = 90
 """Time that a task has to end after SIGTERM, as under systemd."""
 NOT_STARTED = 127
 READABLE = 0o644
-"""Of the notes of last runs; the folder decides who reads them."""
+"""Mode of the notes of last runs; the folder decides who reads them."""
 
 
 @dataclass
-class Running:
+class RunningTask:
     """A task at work. lock: its process holds it, too, so that the task cannot start twice if this runner is killed."""
 
     task: Task
@@ -61,7 +61,7 @@ class Running:
 
 
 @dataclass
-class Runner:
+class TaskRunner:
     """Starts what is due each minute, and ends when no task runs any more.
 
     tasks: read again each minute. argv: the command line of a task. logs: folder for a file of each task's output.
@@ -72,12 +72,12 @@ class Runner:
     argv: Callable[[Task], list[str]]
     logs: Path | None = None
     now: Callable[[], float] = time.time
-    running: list[Running] = field(default_factory=list)
+    running: list[RunningTask] = field(default_factory=list)
     failed: int = 0
     looked_s: float = 0.0
 
     def run(self) -> None:
-        """Raises AlmanacError if no task can be chosen, and none runs."""
+        """Start due tasks each minute until none runs. Raises AlmanacError if no task can be chosen while none runs."""
         minute = -1
         try:
             while True:
@@ -125,9 +125,9 @@ class Runner:
             lock.close()
             self._end(task, LastRun(now_s, now_s, NOT_STARTED), f"cannot be started: {error}")
             return
-        self.running.append(Running(task, process, lock, now_s, time.monotonic() + task.limit_min * 60))
+        self.running.append(RunningTask(task, process, lock, now_s, time.monotonic() + task.limit_min * 60))
 
-    def _has_ended(self, one: Running) -> bool:
+    def _has_ended(self, one: RunningTask) -> bool:
         """Return True once the task and what it left in its process group have ended. End it if its time is over."""
         # It stays a zombie, so that its number is nobody else's yet.
         if os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -225,8 +225,8 @@ def command_line(app: App, task: Task, *, to_journal: bool) -> list[str]:
 def command(app: App, logs: Path | None, is_list: bool, as_json: bool) -> int:
     """Start the tasks that are due. For operators, and a timer that runs every minute.
 
-    The file tasks.toml beside the configuration names the tasks of each user. While a task runs, the others still start
-    in time. docs/admin.md has the schedule and the limits.
+    The file tasks.toml next to the configuration names the tasks of each user. While a task runs, the others still
+    start in time. docs/admin.md has the schedule and the limits.
     """
     app.require_operator("tasks work on all users' jobs")
     if is_list or as_json:
@@ -241,7 +241,7 @@ def command(app: App, logs: Path | None, is_list: bool, as_json: bool) -> int:
     # Its tasks end with it.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     to_journal = logs is None and "JOURNAL_STREAM" in os.environ
-    runner = Runner(
+    runner = TaskRunner(
         folder,
         tasks=lambda: read_tasks(path).get(app.caller, ()),
         argv=lambda task: command_line(app, task, to_journal=to_journal),

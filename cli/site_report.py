@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from almanac.atomic import write_output
 from almanac.errors import StoreError
 from almanac.units import format_count
 from cli.app import App
-from cli.output import json_text, show_table
-from cli.times import check_span, local_time, time_option
+from cli.characterize import show_study
+from cli.output import json_text, local_time, show_table
+from cli.selection import check_span, time_option
+from reports.site.power import power_table
+from reports.site.report import build_site_report
+from reports.site.tables import advice_table, compared_with, faults_table, site_tables, summary_boxes, write_csv
+from reports.site.tasks import packing_table, request_tasks, waste_tasks
 
 if TYPE_CHECKING:
     from reports.site.report import SiteReport
-    from reports.site.tasks import Task
+    from reports.site.tasks import ToDo
     from reports.site.words import PageTable
 
 MOST_TASKS, MOST_REQUESTS = 5, 2
@@ -42,6 +48,7 @@ MOST_TASKS, MOST_REQUESTS = 5, 2
     help="Write every table to this folder, as CSV that is safe to open in a spreadsheet.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the tables of --csv as JSON, without those of the study.")
+@click.option("--study", is_flag=True, help="Print the study's figures beside Perlmutter's; --csv also writes Parquet.")
 @click.option("--names", is_flag=True, help="Show user names instead of pseudonyms.")
 @click.pass_obj
 def command(
@@ -51,33 +58,34 @@ def command(
     html_file: Path | None,
     folder: Path | None,
     as_json: bool,
+    study: bool,
     names: bool,
 ) -> None:
     """Report on the whole site: what to do, use, waste, energy, memory tiers, and the study's figures. For operators.
 
     Prints the to-do list and the totals unless you give --html, --csv, or --json. docs/site-report.md explains
-    every figure.
+    every figure. With --study, it compares jobs across the site as the Perlmutter study does: size, pipes, memory,
+    roofline, energy, imbalance, and correlations (docs/characterize.md).
     """
-    if as_json and (html_file or folder):
+    if as_json and (html_file or (folder and not study)):
         raise click.UsageError("--json cannot be used with --html or --csv")
-    from reports.site.report import build_site_report
+    if study and (html_file or names):
+        raise click.UsageError("--study goes with -S, -E, --csv, and --json")
 
     app.require_operator("this report covers all users' jobs")
-    store = app.cluster_store()
     now_s = app.now_s()
     span_s = time_option(starttime or "now-30days", now_s) or 0, time_option(endtime, now_s) or now_s
     check_span(span_s[0] if starttime else None, span_s[1])
-    report = build_site_report(store, app.config, span_s, now_s, has_names=names, has_study=bool(html_file or folder))
+    if study:
+        show_study(app, span_s, folder, as_json)
+        return
+    report = build_site_report(app.at(now_s), span_s, has_names=names, has_study=bool(html_file or folder))
     if as_json:
-        from reports.site.tables import site_tables
-
         click.echo(json_text({name: table.to_pylist() for name, table in site_tables(report).items()}))
         return
     if html_file:
         _write_page(html_file, report)
     if folder:
-        from reports.site.tables import write_csv
-
         click.echo(f"{len(write_csv(report, folder))} tables written to {folder}")
     if not report.totals.total.jobs:
         click.echo(f"no GPU jobs submitted since {local_time(span_s[0])} have ended; try other -S, -E, or -M")
@@ -87,7 +95,6 @@ def command(
 
 def _write_page(path: Path, report: SiteReport) -> None:
     from reports.site.page import render_site_page
-    from telemetry.store.atomic import write_output
 
     page = render_site_page(report).encode()
     try:
@@ -99,11 +106,6 @@ def _write_page(path: Path, report: SiteReport) -> None:
 
 def _show(report: SiteReport) -> None:
     """The to-do list and the totals, within 80 columns."""
-    from reports.site.packing_table import packing_table
-    from reports.site.power import power_table
-    from reports.site.summary import advice_table, compared_with, faults_table, summary_boxes
-    from reports.site.tasks import request_tasks, waste_tasks
-
     for figure, words, of in summary_boxes(report):
         _wrap(f"{words}: {figure}{f' ({of})' if of else ''}", indent="  ")
     _wrap(compared_with(report))
@@ -120,7 +122,7 @@ def _show(report: SiteReport) -> None:
     click.echo(f"\n--html FILE writes the whole report, --csv DIR its tables{names}")
 
 
-def _show_tasks(title: str, tasks: Sequence[Task]) -> None:
+def _show_tasks(title: str, tasks: Sequence[ToDo]) -> None:
     click.echo(f"\n{title}")
     for number, task in enumerate(tasks, 1):
         _wrap(f"{number:>2}. {task.action}", indent="    ")

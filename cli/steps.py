@@ -11,6 +11,7 @@ import click
 from almanac.units import format_count, format_duration, format_gib, format_number
 from cli.app import App
 from cli.output import json_text, show_table, write_separated
+from telemetry.metrics.steps import stored_steps
 
 COLUMNS = (
     "job_id", "submit_s", "step", "state", "start_s", "end_s", "node_count", "node_list", "gpu_count", "exit_code",
@@ -24,9 +25,7 @@ def show_steps(app: App, jobs: Sequence[Mapping[str, Any]], *, as_json: bool, se
 
     separator: between the values of a line, ',' for spreadsheets; empty: a table for people.
     """
-    from telemetry.metrics.steps import stored_steps
-
-    store = app.cluster_store()
+    store = app.store
     runs = [(job["job_id"], job["submit_s"]) for job in jobs]
     rows = stored_steps(store, runs, COLUMNS)
     if as_json:

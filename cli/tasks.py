@@ -13,8 +13,7 @@ import msgspec
 
 from almanac.config_file import SYSTEM_FILE, find_config
 from almanac.errors import ConfigError
-from almanac.plain_file import read_plain
-from almanac.trusted_file import read_trusted
+from almanac.files import read_plain, read_trusted
 from almanac.units import did_you_mean, printable
 from cli.app import App
 
@@ -76,14 +75,15 @@ TASKS = {
         Task("waits", "almanac waits --publish", 2, 0, 5),
         # In the minute after publish and waits.
         Task("distribute", "almanac-distribute", 2, 1, 15),
-        Task("report", "almanac report --due", 1, 0, 60),
+        Task("report", "almanac mail run", 1, 0, 60),
         Task("metrics", "almanac metrics --textfile /var/lib/almanac-metrics/almanac.prom", 5, 3, 10),
         Task("reprioritize", "almanac reprioritize", 5, 4, 10),
         # What follows acts on the present: a run that was missed is not made up.
-        Task("power", "almanac power apply", 10, 6, 10, is_made_up=False),
-        Task("mig", "almanac mig apply", 15, 9, 60, is_made_up=False),
+        Task("power", "almanac power plan --apply", 10, 6, 10, is_made_up=False),
+        Task("mig", "almanac mig plan --apply", 15, 9, 60, is_made_up=False),
         Task("mig-raise", "almanac mig raise", 2, 1, 10, is_made_up=False),
-        Task("place", "almanac place apply", 5, 1, 60, is_made_up=False),
+        Task("place", "almanac place --apply", 5, 1, 60, is_made_up=False),
+        Task("watch", "almanac watch --apply", 2, 0, 10, is_made_up=False),
     )
 }
 
@@ -111,7 +111,7 @@ def state_folder(store: Path, user: str) -> Path:
 
 
 def tasks_file(app: App) -> Path:
-    """Return the path of tasks.toml, which lies beside the configuration."""
+    """Return the path of tasks.toml, which lies next to the configuration."""
     return (find_config(app.config_path) or SYSTEM_FILE).with_name(FILE)
 
 

@@ -1,25 +1,65 @@
-"""`almanac train`: train the predictors on the jobs in the store."""
+"""`almanac train`: train the predictors, and the demand models of the node sets, on the jobs in the store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from almanac.errors import BusyError
-from almanac.units import format_count, printable
+from advisor.artefacts import load, load_learned, prune, save
+from advisor.from_store import drift_of, faults_of
+from advisor.power.lifecycle import train_node_set
+from advisor.service import BUILT_IN, SiteRecord, train, update_own
+from advisor.types.runs import load_speed_runs
+from advisor.types.times import learn_site_speeds
+from advisor.version_folders import KEEP_VERSIONS
+from almanac.errors import AlmanacError, BusyError
+from almanac.units import format_count, json_value, printable
 from cli.app import App
+from cli.backtest import duration_table
+from cli.models import day, node_names
 from cli.output import json_text, progress
-from cli.scores import scores_table, show_scores
-from cli.train_demand import show_demand_models, train_demand_models
+from simulator.policies.priority import choose_exponent
+from telemetry.history import load_history, load_host_history
+from telemetry.store.database import check_files
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from advisor.service import Trained
-    from advisor.speed.learning import SpeedTable
+    from advisor.types.learning import SpeedTable
+
+
+def train_demand_models(app: App) -> list[dict[str, Any]]:
+    """Train each node set: fields of DemandTraining, or its name and a fault. A fault does not stop the other sets."""
+    if app.config.power.mode == "off":
+        return []
+    found: list[dict[str, Any]] = []
+    with progress("demand") as advance:
+        for number, node_set in enumerate(app.config.node_sets):
+            advance(number, len(app.config.node_sets), node_set.name)
+            try:
+                found.append(asdict(train_node_set(app, node_set, node_names(app, node_set))))
+            except AlmanacError as error:
+                found.append({"node_set": node_set.name, "fault": f"{error}; {error.hint}"})
+    return found
+
+
+def show_demand_models(outcomes: list[dict[str, Any]]) -> None:
+    for each in outcomes:
+        name = f"node set {each['node_set']}"
+        if "fault" in each:
+            click.echo(printable(f"{name}: not trained: {each['fault']}", 1000), err=True)
+            continue
+        for alarm in each["drift"]:
+            click.echo(printable(f"{name}: drift: {alarm}", 1000))
+        click.echo(f"{name}: trained on {day(each['since_s'])} to {day(each['until_s'])}: version {each['version']}")
+        for line in each["lines"]:
+            click.echo(printable(f"{name}: {line}", 1000))
+
 
 Loaded = TypeVar("Loaded")
 
@@ -35,42 +75,31 @@ def command(app: App, as_json: bool) -> None:
 
     It then compares the store's files with their checksums, and names damaged ones.
     """
-    from advisor.artefacts import load, load_learned, save
-    from advisor.duration.baselines import OURS
-    from advisor.lifecycle import faults_of
-    from advisor.service import BUILT_IN, train
-    from advisor.services.base import Record
-    from advisor.services.own import update_own
-    from advisor.speed.runs import load_speed_runs
-    from advisor.version_folders import KEEP_VERSIONS
-    from advisor.versions import prune
-    from simulator.rank_choice import choose_exponent
-    from telemetry.history import load_history
-
     app.require_operator("training reads all users' jobs")
-    store = app.cluster_store()
+    store = app.store
     forgotten = store.forgotten()
     history = load_history(store, running=True)
-    record = Record(store, history, app.now_s())
+    record = SiteRecord(store, history, app.now_s())
     previous = _of_current(load, store.models_dir)
     drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
-        trained = train(history, app.config, record.now_s, previous, choose_exponent, load_speed_runs(store))
+        trained = train(history, app.config, record.now_s, previous, choose_exponent, load_host_history(store))
+        speeds = learn_site_speeds(load_speed_runs(store), app.config, record.now_s)
         own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
     if store.forgotten() != forgotten:
         raise BusyError("a user was forgotten while this training ran: it is not kept", "run `almanac train` again")
-    version = save(trained, store.models_dir, own.learned)
+    version = save(trained, store.models_dir, own.learned, speeds)
     prune(store.models_dir, KEEP_VERSIONS, version)
-    demand = train_demand_models(app, store)
-    app.look_for_damage()
-    speeds = trained.speeds
-    faults = faults_of(trained, app.config, app.now_s())
+    demand = train_demand_models(app)
+    opened = app.open_store()
+    opened.report_strays(check_files(opened.root).damaged)
+    faults = faults_of(trained, app.now_s())
     services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
                               "rank_exponent": trained.model.rank_scale.exponent if trained.model else None,
-                              "scores": scores_table(trained.scores), "drift": drift, "faults": faults,
+                              "scores": json_value(trained.scores), "drift": drift, "faults": faults,
                               "gpu_types": {name: speeds.families.get(name, 0) for name in speeds.names},
                               "services": services, "service_faults": dict(own.faults), "demand": demand}))  # fmt: skip
         return
@@ -91,7 +120,8 @@ def command(app: App, as_json: bool) -> None:
         )
         return
     click.echo(f"the queue ranks by GPUs x predicted time^{trained.model.rank_scale.exponent:g}, as simulated")
-    show_scores("duration predicted by", trained.scores, OURS)
+    if trained.scores:
+        duration_table("duration predicted by", trained.scores).show()
 
 
 def _families(speeds: SpeedTable) -> str:
@@ -102,8 +132,6 @@ def _families(speeds: SpeedTable) -> str:
 
 def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | None:
     """Load from the version in use; None if it cannot be read, because the new version replaces it anyway."""
-    from almanac.errors import AlmanacError
-
     try:
         return load(models_dir)
     except AlmanacError:
@@ -112,7 +140,5 @@ def _of_current(load: Callable[[Path], Loaded], models_dir: Path) -> Loaded | No
 
 def _drift(app: App, trained: Trained | None, history: pd.DataFrame) -> list[str]:
     """Alarms about the version in use before this training."""
-    from advisor.lifecycle import drift_of
-
-    drift = drift_of(trained, history, app.config, app.now_s()) if trained else None
+    drift = drift_of(trained, history, app.now_s()) if trained else None
     return list(drift.alarms) if drift else []

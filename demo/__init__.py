@@ -1,4 +1,4 @@
-"""A seeded generator of a whole GPU site, shaped like the Perlmutter paper (perlmutter-telemetry)."""
+"""A seeded generator of a whole GPU site, shaped like Perlmutter (Cankur et al.)."""
 
 from demo.shape import BENCH_COUNTERS, GPUS_PER_NODE, Faults, SiteShape
 from demo.site import SitePlan, host_names, jobs_table, plan_site, truth_table

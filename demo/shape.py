@@ -1,8 +1,12 @@
-"""How large and how long the generated site is, which faults its telemetry has, and the numbers it is made after."""
+"""Size, length, and faults of the generated site, the numbers that it follows, and the sharing out of traits.
+
+Traits are dealt so that job-weighted shares come out as published although whole families carry them.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -19,18 +23,18 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 GPUS_PER_NODE = 4
-START_S = 1_740_960_000  # 2025-03-03 00:00 UTC, a Monday of the month that perlmutter-telemetry looks at
+START_S = 1_740_960_000  # 2025-03-03 00:00 UTC, a Monday of the month that Cankur et al. look at
 BENCH_COUNTERS = (
     "gpu_util_pct", "hbm_used_mib", "sm_active_frac", "fp64_active_frac", "fp32_active_frac", "fp16_active_frac",
     "tensor_active_frac", "dram_active_frac", "energy_mj", "nvlink_tx_bytes_s", "nvlink_rx_bytes_s",
     "pcie_tx_bytes_s", "pcie_rx_bytes_s",
 )  # fmt: skip
-"""Thirteen of the fourteen counters of table I of perlmutter-telemetry (the temperature is left out)."""
+"""Thirteen of the fourteen counters of table I of Cankur et al. (the temperature is left out)."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong in the telemetry.
+    """Faults of the telemetry.
 
     missing_share: scrapes of a host that failed (no rows). outage_per_host_hour: chance of ten minutes without a
     scrape. prof_fault_share: jobs whose profiling counters stay 0 while they are busy (as after an Xid 31).
@@ -83,11 +87,6 @@ class SiteShape:
         return cls(seed=seed, days=14, nodes_40=14, nodes_80=8, users=40, jobs_per_day=320,
                    tier80_request_share=0.25, max_nodes=4, duration_scale=0.35)  # fmt: skip
 
-    @classmethod
-    def perlmutter(cls, seed: int = 1, jobs: int = 20_000) -> SiteShape:
-        """The published marginals on a sixth of the machine."""
-        return cls(seed=seed, days=jobs / 700.0)
-
 
 class Arrays(SimpleNamespace):
     """Parallel numpy arrays by name, such as the columns of all jobs."""
@@ -113,7 +112,7 @@ class Curve:
 
 @cache
 def load_profile() -> Any:
-    """The published and chosen numbers of profile.toml, each with its source beside it there.
+    """The published and chosen numbers of profile.toml, which names the source of each.
 
     Tables are namespaces, and lists of [share, value] knots from share 0 to 1 are curves.
     """
@@ -129,3 +128,60 @@ def _typed(value: Any) -> Any:
         is_curve = len(value[0]) == 2 and value[0][0] == 0.0 and value[-1][0] == 1.0
         return Curve(value) if is_curve else value
     return [_typed(each) for each in value]
+
+
+def fill(counts: Ints, order: Ints, wanted: float) -> Bools:
+    """Families taken in `order` until they hold about `wanted` jobs; one that would pass it by far is skipped.
+
+    counts: jobs per family. Returns a mask over families.
+    """
+    taken = np.zeros(len(counts), dtype=bool)
+    missing = float(wanted)
+    for family in order:
+        size = counts[family]
+        if size and size <= missing * 1.02 + 0.5:
+            taken[family] = True
+            missing -= size
+    return taken
+
+
+def deal(counts: Ints, shares: Sequence[float], already: Floats | None = None, allowed: Bools | None = None) -> Ints:
+    """A category for each family, largest families first, each to the category that lacks most jobs.
+
+    shares: of the jobs, per category. already: jobs per category that are dealt before. allowed: (families,
+    categories). A family without any allowed category gets category 0.
+    """
+    held = np.zeros(len(shares)) if already is None else already.astype(float)
+    weights = np.asarray(shares, dtype=float)
+    lacking = weights / weights.sum() * (counts.sum() + held.sum()) - held
+    category = np.zeros(len(counts), dtype=np.int64)
+    for family in np.argsort(-counts, kind="stable"):
+        choice = lacking if allowed is None else np.where(allowed[family], lacking, -np.inf)
+        category[family] = int(np.argmax(choice))
+        lacking[category[family]] -= counts[family]
+    return category
+
+
+def pack(counts: Ints, score: Floats) -> tuple[Floats, Floats]:
+    """Families side by side on [0, 1] in order of `score`, each as wide as its share of the jobs: (low, width)."""
+    order = np.argsort(score, kind="stable")
+    width = counts / max(1, counts.sum())
+    low = np.empty(len(counts))
+    low[order] = np.cumsum(width[order]) - width[order]
+    return low, width
+
+
+def rank_within(group: Ints) -> tuple[Ints, Ints]:
+    """Each element's position among those of its group, in order, and the size of its group."""
+    order = np.argsort(group, kind="stable")
+    sizes = np.bincount(group)
+    starts = np.cumsum(sizes) - sizes
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = np.arange(len(group)) - starts[group[order]]
+    return rank, sizes[group]
+
+
+def reflect(share: Floats) -> Floats:
+    """Shares that left [0, 1] by less than 1, folded back: a uniform sample stays uniform."""
+    folded = np.abs(share)
+    return np.where(folded > 1, 2 - folded, folded)

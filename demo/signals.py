@@ -1,4 +1,4 @@
-"""How each run uses its GPUs, and the samples that follow: the same for a sample however the span is cut."""
+"""GPU use of each run, and the samples that follow from it. A sample is the same however the span is cut."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from demo.jobs import FAILED
 from demo.shape import Arrays, Bools, Floats, Ints
-from demo.site import SitePlan, shown_peak_mib
+from demo.site import FAILED, SitePlan, shown_peak_mib
 from demo.users import IDLE
+from telemetry.counters import ERRORS
 
 Singles = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
@@ -21,6 +21,8 @@ PIPES = ("fp64", "fp32", "fp16", "tensor")
 BOUND_MARGIN = 1.35  # keeps a sample on its phase's side of the ridge: 10% noise on two counters is 1.1 / 0.9 = 1.22
 _PHASE_SAMPLES = np.uint64(6)
 IDLE_W, MOST_W = 55.0, 400.0
+_MOST_MHZ, _MHZ_PER_W, _CAP_W = np.float32(1410), np.float32(3), np.float32(300)
+"""An A100's clock, and chosen: how it falls above this power."""
 _BLOCK_ROWS = 1 << 16  # so that a block's arrays stay in the processor's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -97,7 +99,7 @@ def _rates(plan: SitePlan, jobs: Arrays, rng: np.random.Generator) -> Columns:
 
 
 def _unlike(plan: SitePlan, jobs: Arrays, parts: Arrays) -> Columns:
-    """How jobs of equal utilization differ: by the power of their kernels, and by phases across the ridge.
+    """Vary jobs of equal utilization by the power of their kernels and by phases across the ridge.
 
     Draws of its own, so that the other signals do not depend on it.
     """
@@ -256,6 +258,8 @@ class _Block:
             "gpu_util_pct": np.rint(active * 100),
             "hbm_used_mib": np.rint(np.maximum(self._held_mib()[of] * curve, _UNUSED_MIB)),
             "temp_c": np.rint(24 + 0.05 * power + 0.05 * np.maximum(s.mean_watts, IDLE_W)[of]),
+            "sm_clock_mhz": np.rint(_MOST_MHZ - _MHZ_PER_W * np.maximum(power - _CAP_W, 0)),
+            **{name: np.zeros(len(k), np.float32) for name in ERRORS},
         }
 
     def _held_mib(self) -> Singles:

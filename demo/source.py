@@ -1,4 +1,7 @@
-"""The generated site as a source, like sacct and Prometheus on a real one: its job table, and telemetry by the hour."""
+"""The generated site as a source, like sacct and Prometheus on a real one: its job table, and telemetry by the hour.
+
+Its telemetry has faults: lost scrapes, and energy counters that start again.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,56 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.records import Counts
-from demo.families import MIB_40, MIB_80
-from demo.faults import HOUR_MS, driver_reloads, lost_rows, restart_energy
-from demo.shape import GPUS_PER_NODE, Arrays, Floats, Ints, SiteShape
-from demo.signals import IDLE_W, Columns, make_signals, mix, sample_columns
+from demo.shape import GPUS_PER_NODE, Arrays, Bools, Floats, Ints, SiteShape
+from demo.signals import IDLE_W, Columns, Words, make_signals, mix, sample_columns
 from demo.site import SitePlan, jobs_table, plan_site
-from telemetry.sources.base import RowBatch
+from demo.users import MIB_40, MIB_80
+from telemetry.sources.source import RowBatch
 from telemetry.store.schema import TELEMETRY
+
+HOUR_MS = 3_600_000
+_OUTAGE_MS = 600_000
+
+
+def lost_rows(shape: SiteShape, hour: int, node: Ints, times_ms: Ints) -> Bools:
+    """Rows whose host was not scraped: one scrape, or ten minutes in a row. All GPUs of a host share that fate."""
+    begin_ms, interval_ms = shape.start_s * 1000 + hour * HOUR_MS, shape.interval_s * 1000
+    ticks = -(-HOUR_MS // interval_ms) + 1
+    host = mix(np.arange(shape.node_count, dtype=np.uint64) + np.uint64(shape.seed * 7_777_777))
+    tick = mix(np.arange(ticks, dtype=np.uint64) + np.uint64(hour * ticks))
+    table = _chance(host[:, None] ^ tick[None, :]) < shape.faults.missing_share
+    is_out = _chance(host + np.uint64(hour)) < shape.faults.outage_per_host_hour
+    table[is_out, ticks // 3 : ticks // 3 + _OUTAGE_MS // interval_ms] = True
+    lost: Bools = table.reshape(-1)[node * ticks + (times_ms - begin_ms) // interval_ms]
+    return lost
+
+
+def _chance(words: Words) -> Floats:
+    """A number in [0, 1) for each word."""
+    return (mix(words) >> np.uint64(11)).astype(float) * 2.0**-53
+
+
+def driver_reloads(shape: SiteShape, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Return (node, time in ms) of each reload of a driver, in order of time."""
+    number = rng.poisson(shape.faults.energy_reset_per_host_day * shape.days * shape.node_count)
+    nodes = rng.integers(0, shape.node_count, number)
+    times_ms = np.sort(rng.integers(shape.start_s * 1000, shape.end_s * 1000, number))
+    return list(zip(nodes.tolist(), times_ms.tolist(), strict=True))
+
+
+def restart_energy(reloads: list[tuple[int, int]], node: Ints, starts: Ints, energy: Floats, times_ms: Ints) -> None:
+    """Takes from each counter what it held when its driver was loaded again, in place.
+
+    node, starts: of each GPU, its node and its first sample in energy and times_ms.
+    """
+    ends = np.append(starts[1:], len(energy))
+    for reloaded, at_ms in reloads:
+        for n in np.flatnonzero(node == reloaded):
+            part = slice(starts[n], ends[n])
+            after = int(np.searchsorted(times_ms[part], at_ms))
+            if 0 < after < ends[n] - starts[n] and times_ms[starts[n]] <= at_ms:
+                energy[part][after:] -= energy[part][after - 1]
+
 
 _MODELS = ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
 
@@ -40,7 +86,7 @@ class GeneratedSource:
         return plan_site(self.shape)
 
     def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
-        """Jobs as accounting has them at until_s, where they touch the span; then the telemetry hour by hour."""
+        """Yield the jobs that touch the span, as accounting has them at until_s; then the telemetry, hour by hour."""
         until_s = min(until_s, self.shape.end_s)
         rows = jobs_table(self.plan, until_s)
         yield _batch("jobs", rows.filter((pc.field("end_s") >= since_s) | pc.field("end_s").is_null()), None)

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import alerts
 import click
+import rooms
 
-from almanac.config import MOST_LINKS, Config, Link, NodeSet, Tier
-from almanac.removed_keys import REMOVED
+from almanac.config import MOST_LINKS, REMOVED, Config, GpuModel, Link, NodeSet, Tier
+from almanac.hardware import gpu_models, mig_models
+from almanac.names import FRAMEWORKS
 from almanac.submit_config import keys_of
 from cli.main import cli
-from reports.job.rules import packaged
-from reports.job.site_rules import known_names
+from reports.job.rules import known_names, packaged
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporter_csv import FILES, csv_text
-from telemetry.sources.exporters import presets
-from telemetry.sources.layouts import layouts
+from telemetry.sources.exporters import FILES, csv_text, presets
+from telemetry.sources.file_columns import layouts
 from telemetry.store.schema import SCHEMA_VERSION, TABLES
 
 DOCS = Path(__file__).parent
@@ -34,14 +35,16 @@ def configuration() -> str:
         "almanac reads one TOML file: `--config FILE`, else `$ALMANAC_CONFIG`, else `/etc/almanac/almanac.toml`, else "
         "`~/.config/almanac/config.toml`. Every key has a default. An unknown key is an error, which names the nearest "
         "valid key. Root uses only a file that [no other user can change](admin.md#files-that-root-trusts). "
-        "[Glossary](glossary.md).\n",
+        "[Glossary](glossary.md). [Papers](formulas.md#papers) that keys cite.\n",
     ]
     for section in keys_of(Config):
         if dataclasses.is_dataclass(section.default):
-            lines += [f"## [{section.name}]\n", *_keys(type(section.default)), ""]
+            more = [f"{PROMETHEUS}\n"] if section.name == "prometheus" else []
+            lines += [f"## [{section.name}]\n", *more, *_keys(type(section.default)), ""]
     for name, table, number in (
         ("tiers", Tier, "any number"),
         ("node_sets", NodeSet, "any number"),
+        ("gpu_models", GpuModel, "any number"),
         ("links", Link, f"up to {MOST_LINKS}"),
     ):
         lines += [
@@ -100,19 +103,23 @@ def tables() -> str:
     ]
     for c in COUNTERS:
         dcgm, jobstats = (presets()[name].names_of(c.column) for name in ("dcgm", "jobstats"))
-        on = "yes" if any(metric.is_listed and metric.is_default for metric in dcgm) else "no"
+        on = "yes" if any(metric.listed and metric.default for metric in dcgm) else "no"
         names = [", ".join(f"`{metric.name}`" for metric in metrics) for metrics in (dcgm, jobstats)]
         lines.append(f"| `{c.column}` | {c.unit} | {names[0]} | {on} | {names[1]} | {c.about} |")
     lines += ["", "## Files that can be imported\n",
               "`almanac ingest --jobs FILE` and `--telemetry FILE` read Parquet and "
-              "CSV. almanac recognizes the layout by its columns, or you name it with `--layout`.\n",
+              "CSV. almanac recognizes the layout by its columns.\n",
               "| layout | kind | required columns | about |", "|---|---|---|---|"]  # fmt: skip
     for layout in layouts():
         needs = ", ".join(f"`{column}`" for column in layout.requires)
         lines.append(f"| `{layout.name}` | {layout.kind} | {needs} | {layout.about.replace('|', chr(92) + '|')} |")
-    return "\n".join([*lines, "", IMPORTED, ""])
+    return "\n".join([*lines, "", IMPORTED, "", *_models(), ""])
 
 
+PROMETHEUS = """\
+Each `[[prometheus.server]]` is one more server, with these keys and a name: see
+[several servers](exporters.md#several-servers). `[prometheus_names.NAME]` is a table of an exporter's names: see
+[add an exporter](exporters.md#add-an-exporter)."""
 IMPORTED = """\
 - Times without a time zone are read as UTC. `kept with local times` in the output means that the clock changed while
   these jobs waited or ran: they started up to an hour before they were submitted, and almanac adds an hour; or their
@@ -169,6 +176,11 @@ def report_rules() -> str:
         "",
         f"Words that texts can name in braces: {', '.join(f'`{name}`' for name in sorted(words))}.",
     ]
+    lines += ["", _FRAMEWORKS, ""]
+    lines += ["| framework | words | suggestions of its own | source |", "|---|---|---|---|"]
+    for name, each in packaged().frameworks.items():
+        named = (", ".join(f"`{part}`" for part in parts) for parts in (sorted(FRAMEWORKS[name]), sorted(each.advice)))
+        lines.append(f"| {name} | {' | '.join(named)} | {each.source} |")
     limits = packaged().character
     lines += [
         "",
@@ -178,6 +190,37 @@ def report_rules() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _models() -> Iterator[str]:
+    yield from (
+        "## GPU models\n",
+        "The models that almanac knows, with the names that exporters, nvidia-smi, amd-smi, and Slurm give them. "
+        '"NVIDIA", "AMD Instinct", "Tesla", and "GeForce" may stand before a name; case, "_", and "-" do not count. '
+        "For any other model, and for these, memory is measured: peaks, advice, and energy need no entry. Add what is "
+        "missing in [`[[gpu_models]]`](configuration.md#gpu_models). Sources are in `almanac/hardware.toml`.\n",
+        "| model | names | memory, MiB | memory advice | flop/s and roofline | MFU | FP8, FP4 known | MIG profiles |",
+        "|---|---|---|---|---|---|---|---|",
+    )
+    for model in gpu_models().values():
+        pipes = [pipe for pipe in ("fp64", "fp32", "fp16", "tensor") if getattr(model, f"{pipe}_flops")]
+        low = [name for name in ("FP8", "FP4") if getattr(model, f"{name.lower()}_flops")]
+        cells = (
+            model.name,
+            ", ".join(f"`{label}`" for label in model.labels),
+            str(model.hbm_mib),
+            "no: the host shares it" if model.shares_host_memory else "yes",
+            ", ".join(pipes),
+            "yes" if model.peak_clock_mhz else "no clock",
+            ", ".join(low) or "-",
+            "yes" if model.name in mig_models() else "-",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+_FRAMEWORKS = """The command that was submitted, else the job's name, can show its framework. A suggestion then has that
+framework's own options. Of the command, names of files and arguments count, and only the framework's name is kept.
+Slurm 22.05 does not tell the command of ended jobs. The script's text is not read:"""
 
 
 def _limit(tests: Mapping[str, object]) -> str:
@@ -190,6 +233,9 @@ PAGES = {
     "tables.md": tables,
     "cli.md": commands,
     "report-rules.md": report_rules,
+    "other-tools.md": lambda: alerts.section((DOCS / "other-tools.md").read_text(encoding="utf-8")),
+    "rooms.md": lambda: rooms.page(NOTE),
+    "images/rooms.svg": rooms.picture,
 }
 
 

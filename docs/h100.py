@@ -45,7 +45,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run of the recording: a job of whole nodes, from its first sample to its last, in whole seconds."""
 
     job_id: int
@@ -61,7 +61,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Power:
+class RunEnergy:
     """A run's energy twice: by the counter's steps and by the integral of its power samples (trapezoids), J.
 
     by_gpu: (counter, integral) of each GPU between its first and last sample. in_gaps_j: the part of the difference
@@ -94,7 +94,7 @@ class Power:
         return max((integral / counter - 1 for counter, integral in self.by_gpu), key=abs)
 
 
-def read_runs(path: Path) -> list[Run]:
+def read_runs(path: Path) -> list[RecordedRun]:
     """The runs of the recording, in the order of their start."""
     table = pq.read_table(path, columns=["run", "node", "gpu", "timestamp"])
     found = []
@@ -105,12 +105,12 @@ def read_runs(path: Path) -> list[Run]:
         gpus = mine.group_by(["node", "gpu"]).aggregate([]).num_rows
         found.append((math.floor(first), math.floor(last) + 1, str(name), nodes, gpus))
     return [
-        Run(job_id, name, nodes, gpus, start_s, end_s)
+        RecordedRun(job_id, name, nodes, gpus, start_s, end_s)
         for job_id, (start_s, end_s, name, nodes, gpus) in enumerate(sorted(found), 1)
     ]
 
 
-def write_jobs(runs: Iterable[Run], path: Path) -> None:
+def write_jobs(runs: Iterable[RecordedRun], path: Path) -> None:
     """A job trace in almanac's own layout, one row per run."""
     with path.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
@@ -120,7 +120,7 @@ def write_jobs(runs: Iterable[Run], path: Path) -> None:
             writer.writerow([run.job_id, run.name, run.start_s, run.start_s, run.end_s, run.gpus, hosts, "COMPLETED"])
 
 
-def ingest(path: Path, runs: Iterable[Run], folder: Path) -> Store:
+def ingest(path: Path, runs: Iterable[RecordedRun], folder: Path) -> Store:
     """A store that `almanac ingest` made from the recording, with its default configuration."""
     config, jobs = folder / "almanac.toml", folder / "jobs.csv"
     config.touch()
@@ -133,8 +133,8 @@ def ingest(path: Path, runs: Iterable[Run], folder: Path) -> Store:
     return Store.open(folder / "store")
 
 
-def power(store: Store, run: Run, every_s: float = 0.0) -> Power:
-    """Both energies of a run. every_s: keep one sample per so many seconds; 0: all."""
+def power(store: Store, run: RecordedRun, every_s: float = 0.0) -> RunEnergy:
+    """Return both energies of a run. every_s: keep one sample per so many seconds; 0: all."""
     columns = ["host", "gpu", "time_ms", "power_w", "energy_mj"]
     rows = (
         store.of(CLUSTER)
@@ -149,7 +149,7 @@ def power(store: Store, run: Run, every_s: float = 0.0) -> Power:
         both.append((float(counter.sum()), float(integral.sum())))
         in_gaps_j += float((integral - counter)[gap_s > LONG_GAP_S].sum())
         longest_s = max(longest_s, float(gap_s.max()))
-    return Power(tuple(both), in_gaps_j, longest_s)
+    return RunEnergy(tuple(both), in_gaps_j, longest_s)
 
 
 def _series(rows: list[dict[str, Any]]) -> Iterator[Doubles]:

@@ -1,6 +1,6 @@
-"""What the site of mkdocs.yml needs beside the pages as GitHub shows them.
+"""Hooks of mkdocs.yml that turn pages written for GitHub into a site.
 
-It adds the files outside docs/ that pages link to, and indents blocks in numbered lists as Python-Markdown wants them.
+They add the files outside docs/ that pages link to, and indent blocks in numbered lists as Python-Markdown wants them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Reports on past GPU jobs: per job (terminal, page, mail), weekly, for the whole site, and plots of back-tests."""
+"""Reports: of a job, by mail, of the site, and of almanac itself."""
+
+__all__ = ("advice_outcomes", "matplotlib_start", "replay_plots", "self_metrics")

@@ -1,15 +1,15 @@
-"""What users' own advice files said of jobs, and whether the jobs asked for the advised memory tier."""
+"""The advice that users' own files gave for their jobs, and if the jobs asked for the advised memory tier."""
 
 from __future__ import annotations
 
 import duckdb
 
 from almanac.units import DAY_S
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.store.store import ClusterStore
 
 ADVICE_DAYS = 180
-"""What is kept of a file is what changed. A row that has stayed the same for longer is not found, and says nothing of
-any job: without a limit every run would read all that was ever published."""
+"""The store keeps only the rows of a file that changed. A row that has not changed for longer is not found, and counts
+for no job. Without a limit, every run would read all that was ever published."""
 FOLLOWED, NO_TIER_NAMED, ANOTHER_TIER = "followed", "no tier named", "another tier"
 _ADVICE = ("published_s", "user", "kind", "name_key", "gpu_count", "version", "predicted_s", "tier", "expires_s")
 _JOBS = ("user", "submit_s", "name_key", "gpu_count", "gpu_count_req", "tier", "state", "start_s", "end_s", "elapsed_s")

@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 from click_man.core import write_man_pages
 
 from almanac import __version__
+from cli.app import first_sentence
 from cli.main import COMMANDS, EPILOG, cli
 
 COMPLETIONS = {"bash": "almanac", "zsh": "_almanac"}
@@ -22,7 +23,15 @@ def whole_group() -> click.Group:
     group = copy.copy(cli)
     context = click.Context(group, info_name="almanac")
     group.commands = {name: command for name in COMMANDS if (command := cli.get_command(context, name))}
+    _set_short_help(group)
     return group
+
+
+def _set_short_help(command: click.Command) -> None:
+    """Keep click-man from cutting the first sentence of the help in the line NAME, which `man -k` shows."""
+    command.short_help = first_sentence(command).removesuffix(".")
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        _set_short_help(each)
 
 
 def write_manual(folder: Path) -> None:

@@ -10,12 +10,14 @@ PYTHON=${PYTHON:-python3}
 PYTHON_PACKAGES=(python3 python3-venv libgomp1)
 SERVER_PACKAGES=(slurm-wlm slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
     mariadb-server munge prometheus procps passwd util-linux lua5.1 lua5.4 python3-venv
-    logrotate man-db systemd chromium openipmi ipmitool rpm rsync ansible-core python3-torch)
+    logrotate man-db systemd chromium openipmi ipmitool rpm rsync ansible-core python3-torch
+    gcc libc6-dev)
 # What tests/cluster/layout.py asks for, Prometheus, the Lua of Debian's Slurm and the newest for tests of
 # the modules, and what reads the files of the Debian package (systemd is not started), the browser of tests/reports,
-# a BMC that speaks IPMI with its client, what builds RPMs, copies advice, and runs the Ansible role, and PyTorch.
+# a BMC that speaks IPMI with its client, what builds RPMs, copies advice, and runs the Ansible role, PyTorch, and the
+# compiler of a stub of NVML.
 SERVER_COMMANDS=(munged mariadbd mariadb-install-db slurmdbd slurmctld slurmd sbatch sacct setpriv useradd prometheus lua5.1 lua5.4
-    logrotate man systemd-analyze chromium ipmi_sim ipmitool rpmbuild rsync ansible-playbook)
+    logrotate man systemd-analyze chromium ipmi_sim ipmitool rpmbuild rsync ansible-playbook gcc)
 # docker-cli: newer releases have the client apart from the engine.
 DOCKER_PACKAGES=(docker.io docker-cli docker-compose debootstrap iptables iproute2)
 POLICY=${POLICY:-/usr/sbin/policy-rc.d}

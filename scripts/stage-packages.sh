@@ -1,6 +1,7 @@
 #!/bin/bash
-# stage-packages.sh DIR: makes the trees of both packages, for build-deb.sh and build-rpm.sh.
-#   DIR/client   slurm-almanac-client: the program with click and msgspec, and what every host of a cluster needs
+# stage-packages.sh DIR [libraries]: makes the trees of both packages, for build-deb.sh and build-rpm.sh.
+#   DIR/client   slurm-almanac-client: the program with click, rich, msgspec, ClusterShell, and the collector's
+#                prometheus_client and nvidia-ml-py, and what every host of a cluster needs
 #   DIR/full     slurm-almanac: the program's libraries, and what only almanac's own host needs
 #   DIR/version, DIR/python, DIR/epoch   what the packages are built with
 # Needs a Python of 3.11 or newer with venv ($PYTHON, or the first in /usr/bin), and pip's configured index. It changes
@@ -8,7 +9,7 @@
 set -euo pipefail
 umask 022
 
-[ $# = 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
+[ $# = 1 ] || [ "$#${2:-}" = 2libraries ] || { echo "usage: $0 DIR [libraries]" >&2; exit 2; }
 mkdir -p "$1"
 STAGE=$(realpath "$1")
 cd "$(dirname "$(realpath "$0")")/.."
@@ -33,57 +34,71 @@ find_python() {
 }
 
 PYTHON=$(find_python)
-# The newest change of the tree; without git, of the file that holds the version.
-if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
-    SOURCE_DATE_EPOCH=$(git -c safe.directory='*' log -1 --format=%ct 2>/dev/null || stat -c %Y almanac/__init__.py)
-fi
-export SOURCE_DATE_EPOCH
+PIP=("$WORK/tools/bin/python" -m pip --quiet)
 
-# Tools in one environment, the libraries in another without pip, the program, click, and msgspec (which all commands use) beside.
-install_program() {
+# Tools in one environment, the libraries in another without pip.
+install_libraries() {
     "$PYTHON" scripts/lock_subset.py build-system click-man >"$WORK/tools.txt"
     "$PYTHON" scripts/lock_subset.py runtime >"$WORK/runtime.txt"
-    "$PYTHON" scripts/lock_subset.py only click msgspec >"$WORK/client.txt"
     "$PYTHON" -m venv "$WORK/tools"
     "$PYTHON" -m venv --without-pip "$FULL$HOME_DIR"
-    local pip=("$WORK/tools/bin/python" -m pip --quiet)
-    "${pip[@]}" install --require-hashes -r "$WORK/tools.txt"
-    "${pip[@]}" --python "$FULL$HOME_DIR/bin/python" install --no-compile --require-hashes -r "$WORK/runtime.txt"
-    "${pip[@]}" wheel --no-deps --no-build-isolation -w "$WORK/wheel" .
-    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" --require-hashes -r "$WORK/client.txt"
-    "${pip[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" "$WORK"/wheel/*.whl
+    "${PIP[@]}" install --require-hashes -r "$WORK/tools.txt"
+    "${PIP[@]}" --python "$FULL$HOME_DIR/bin/python" install --no-compile --require-hashes -r "$WORK/runtime.txt"
+}
+
+# The program and what all commands use beside.
+install_program() {
+    "$PYTHON" scripts/lock_subset.py only click clustershell msgspec nvidia-ml-py prometheus-client rich >"$WORK/client.txt"
+    "${PIP[@]}" wheel --no-deps --no-build-isolation -w "$WORK/wheel" .
+    "${PIP[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" --require-hashes -r "$WORK/client.txt"
+    # rich uses these for Markdown and source text, which no command prints, and on Windows.
+    rm -rf "$CLIENT$CODE_DIR"/{[Pp]ygments,markdown_it,mdurl}*
+    rm -f "$CLIENT$CODE_DIR"/{rich/{markdown,syntax,traceback,_win32_console,_windows_renderer}.py,click/testing.py}
+    # Of prometheus_client only pages are made, not read; of nvidia-ml-py only the library is needed.
+    rm -rf "$CLIENT$CODE_DIR"/{example.py,prometheus_client/{aiohttp,bridge,django,twisted,parser.py,multiprocess.py,openmetrics/parser.py}}
+    # Of ClusterShell only lists of hosts are used, which need no YAML.
+    rm -rf "$CLIENT$CODE_DIR"/{[Pp]y[Yy][Aa][Mm][Ll]*,yaml,_yaml,bin,etc,share,ClusterShell/{CLI,Worker,Engine,{Communication,Gateway,Propagation,Task,Topology}.py}}
+    "${PIP[@]}" install --no-compile --no-deps --target "$CLIENT$CODE_DIR" "$WORK"/wheel/*.whl
 }
 
 # Files for tests and for building on libraries; files that name the build folder. What stays is compiled.
-trim_program() {
+trim() { # ROOT SITE
+    find "$2" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
+    rm -rf "$2"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
+    "$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -p / -s "$1" "$2"
+}
+
+trim_libraries() {
     local site=$1
-    find "$site" "$CLIENT$CODE_DIR" -type d \( -name tests -o -name __pycache__ \) -prune -exec rm -rf {} +
-    rm -rf "$site"/pyarrow/{include,src} "$site"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD} \
-        "$CLIENT$CODE_DIR"/bin "$CLIENT$CODE_DIR"/*.dist-info/{direct_url.json,REQUESTED,INSTALLER,RECORD}
+    rm -rf "$site"/pyarrow/{include,src}
     # pbr, which sushy needs, names setuptools, and uses it only to build packages.
     rm -rf "$site"/{setuptools,setuptools-*,pkg_resources,_distutils_hack,distutils-precedence.pth}
     find "$site/pyarrow" "$site/pandas" "$site/scipy" "$site/numpy" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' \
         -o -name '*.h' -o -name '*.lib' -o -name '*.a' \) -delete
-    find "$CLIENT$CODE_DIR/msgspec" -name '*.pyi' -delete
     find "$FULL$HOME_DIR/bin" -mindepth 1 ! -name 'python*' -delete
     rm -rf "$FULL$HOME_DIR/include" "$FULL$HOME_DIR/lib64"
     printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\nexecutable = %s\n' \
         "$("$PYTHON" -c 'import platform; print(platform.python_version())')" "$PYTHON" >"$FULL$HOME_DIR/pyvenv.cfg"
     # Relative, so that it also holds where the packages are only unpacked.
     echo "../../../../..$CODE_DIR" >"$site/slurm-almanac.pth"
-    local compile=("$PYTHON" -m compileall -q -j 0 --invalidation-mode unchecked-hash -p /)
-    "${compile[@]}" -s "$FULL" "$site"
-    "${compile[@]}" -s "$CLIENT" "$CLIENT$CODE_DIR"
+    trim "$FULL" "$site"
+}
+
+trim_program() {
+    rm -rf "$CLIENT$CODE_DIR"/bin
+    find "$CLIENT$CODE_DIR/msgspec" -name '*.pyi' -delete
+    trim "$CLIENT" "$CLIENT$CODE_DIR"
     move_compiled
 }
 
 # The client stays small: of compiled modules it gets those that its own commands import. It lacks the
 # simulator, the generated site, and what only operators run.
-LIGHT='cli.advise cli.distribute cli.doctor.host_roles cli.install_hooks cli.mail reports.mail.last_read reports.mail.preferences
-    slurm_hooks.advice.shown slurm_hooks.install.ended_hook slurm_hooks.install.lua_syntax slurm_hooks.install.scripts
-    slurm_hooks.restart.wrapper slurm_hooks.advice.times_file slurm_hooks.advice.waits_file slurm_hooks.submit.dialogue
-    slurm_hooks.submit.type_proposal slurm_hooks.submit.packing_note telemetry.slurm.commands
-    telemetry.slurm.sbatch'
+LIGHT='cli.advise cli.jobs cli.report reports.job.answer reports.job.conclusions cli.distribute cli.doctor.main cli.install_hooks
+    cli.mail reports.mail.recipients
+    slurm_hooks.advice.shown slurm_hooks.install.scripts slurm_hooks.install.guarded_line
+    slurm_hooks.restart.wrapper slurm_hooks.advice.kinds slurm_hooks.submit.prompt
+    slurm_hooks.submit.late_proposals slurm.commands
+    slurm.sbatch telemetry.collector.main telemetry.collector.nvml telemetry.collector.jobs'
 move_compiled() {
     local file
     # shellcheck disable=SC2086 # words
@@ -99,9 +114,9 @@ for module in list(sys.modules.values()):
         print(module.__cached__, module.__file__, sep="\n")
 PROGRAM
     { find "$CLIENT$CODE_DIR" -name '*.pyc' | grep -vxFf "$WORK/light"
-      find "$CLIENT$CODE_DIR"/{simulator,demo,telemetry/{characterize,attribution,metrics,nodes}} \
-          "$CLIENT$CODE_DIR"/{advisor/{evaluation,speed,demand,duration,waits,mig},reports/site} \
-          "$CLIENT$CODE_DIR"/slurm_hooks/{mig,placement,power} \
+      find "$CLIENT$CODE_DIR"/{simulator,demo,telemetry/{characterize,attribution,metrics,power}} \
+          "$CLIENT$CODE_DIR"/{advisor/{types,power,duration,waits,mig,watch,health},reports/site} \
+          "$CLIENT$CODE_DIR"/slurm_hooks/{mig,nodes,power,types,watch,system/grafana} \
           -type f ! -name '*.pyc' | grep -vxFf "$WORK/light"; } | while read -r file; do
         mkdir -p "$FULL$(dirname "${file#"$CLIENT"}")"
         mv "$file" "$FULL${file#"$CLIENT"}"
@@ -126,12 +141,16 @@ write_commands() {
     sed -e "1s|.*|#!$light|" -e "0,/^import sys\$/s|^import sys\$|import sys\n\n$path|" \
         slurm_hooks/submit/sbatch_almanac.py >"$CLIENT/usr/bin/sbatch-almanac"
     chmod 755 "$CLIENT/usr/bin/sbatch-almanac"
+    write_program "$CLIENT/usr/libexec/almanac/almanac-prompt" "$light" \
+        'import sys' '' "$path" 'from slurm_hooks.submit.prompt import main' '' 'main()'
     write_program "$CLIENT/usr/bin/almanac-restart" "$light" \
         'import sys' '' "$path" 'from slurm_hooks.restart.wrapper import main' '' 'main()'
     write_program "$CLIENT/usr/sbin/almanac-distribute" "$light" \
         'import sys' '' "$path" 'from cli.distribute import main' '' 'main()'
+    write_program "$CLIENT/usr/sbin/almanac-collect" "$light" \
+        'import sys' '' "$path" 'from telemetry.collector.main import main' '' 'main()'
     write_program "$CLIENT/usr/bin/almanac-pack" "$light" \
-        'import sys' '' "$path" 'from slurm_hooks.pack.launcher import main' '' 'main()'
+        'import sys' '' "$path" 'from slurm_hooks.packing.launcher import main' '' 'main()'
     mkdir -p "$FULL/usr/sbin"
     for wanted in on off; do
         write_program "$FULL$HOME_DIR/bin/almanac-power-$wanted" "$HOME_DIR/bin/python -I" \
@@ -146,13 +165,15 @@ copy_client_files() {
     install -Dm644 -t "$share/almanac/lua" $hooks/lua/*.lua
     install -Dm644 -t "$share/almanac/slurm" $hooks/standalone/*.lua
     install -Dm755 -t "$CLIENT/usr/libexec/almanac" $hooks/prolog/almanac-gpus.sh $hooks/spool/almanac-ended.sh \
-        $hooks/nodes/almanac-cli-filter.sh $system/copy/almanac-copy.sh
+        $hooks/lua/almanac-cli-filter.sh $system/copy/almanac-copy.sh
     install -Dm644 -t "$CLIENT/usr/lib/systemd/system" $system/copy/almanac-copy.{service,timer}
     install -Dm644 $system/copy/defaults "$CLIENT/etc/default/almanac-copy"
+    install -Dm644 -t "$CLIENT/usr/lib/systemd/system" $system/collect/almanac-collect.service
+    install -Dm644 $system/collect/defaults "$CLIENT/etc/default/almanac-collect"
     install -Dm644 -t "$share/almanac/restart" $hooks/restart/torch_memory.py
     install -Dm644 -t "$share/almanac/unequal-gpus" examples/unequal_gpus/*.py
     install -Dm644 $system/almanac.toml "$CLIENT/etc/almanac/almanac.toml"
-    install -Dm644 -t "$share/doc/slurm-almanac-client" docs/users.md docs/hooks.md docs/install.md \
+    install -Dm644 -t "$share/doc/slurm-almanac-client" docs/users.md docs/hooks.md docs/install.md docs/configuration.md docs/collector.md \
         scripts/debian/copyright
     install -Dm644 "$WORK/manual/completions/almanac" -t "$share/bash-completion/completions"
     install -Dm644 "$WORK/manual/completions/_almanac" -t "$share/zsh/vendor-completions"
@@ -181,18 +202,31 @@ print(*(f"almanac-{name}" for name in names))'); do
         mv "$full/man1/$name.1" "$client/man1"
     done
     install -Dm644 -t "$client/man1" scripts/debian/sbatch-almanac.1 scripts/debian/almanac-{pack,restart}.1
-    install -Dm644 -t "$client/man8" scripts/debian/almanac-distribute.8
+    install -Dm644 -t "$client/man8" scripts/debian/almanac-{collect,distribute}.8
     install -Dm644 -t "$full/man8" scripts/debian/almanac-power-off.8
     find "$client" "$full" -name '*.[18]' -exec gzip -9n {} +
     ln -s almanac-power-off.8.gz "$full/man8/almanac-power-on.8.gz"
 }
 
 mkdir -p "$WORK"
+if [ ! -e "$WORK/site" ]; then
+    install_libraries
+    SITE=$("$FULL$HOME_DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    trim_libraries "$SITE"
+    echo "$SITE" >"$WORK/site"
+fi
+[ $# = 1 ] || exit 0
+SITE=$(cat "$WORK/site")
+# The newest change of the tree; without git, of the file that holds the version.
+if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
+    SOURCE_DATE_EPOCH=$(git -c safe.directory='*' log -1 --format=%ct 2>/dev/null || stat -c %Y almanac/__init__.py)
+fi
+export SOURCE_DATE_EPOCH
+
 install_program
-SITE=$("$FULL$HOME_DIR/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 # The manual needs all commands, and so comes before the client loses modules.
 PYTHONPATH="$CLIENT$CODE_DIR:$SITE" "$WORK/tools/bin/python" scripts/manual.py "$WORK/manual"
-trim_program "$SITE"
+trim_program
 write_commands
 export PYTHONPATH="$CLIENT$CODE_DIR:$SITE"
 copy_client_files

@@ -5,6 +5,12 @@ set -euo pipefail
 PYTHON=${PYTHON:-python3}
 VENV=$1
 
+# pip would write into the environment of another checkout.
+if [ -L "$VENV" ]; then
+    echo "error: $VENV is a symbolic link to $(readlink "$VENV"); a folder of this checkout is expected" >&2
+    echo "try: rm $VENV, then make again" >&2
+    exit 1
+fi
 if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "$PYTHON is $("$PYTHON" -V 2>&1 || echo missing); Python >= 3.11 is needed (set PYTHON=...)" >&2
     exit 1

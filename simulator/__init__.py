@@ -1,1 +1,3 @@
 """An event-driven cluster simulator: what a scheduling policy would have done with a trace of jobs."""
+
+__all__ = ("cluster", "comparison", "engine", "memory", "outcomes", "requests", "scores", "trial", "workload")

@@ -1,48 +1,107 @@
-"""Backfill: jobs start before their turn if that delays no reserved start, as far as expected run times hold.
+"""Queues in which a job may start before its turn: whatever fits, or what delays no reserved start.
 
-EASY (Lifka 1995) reserves for the first job that waits, conservative backfill (Mu'alem and Feitelson 2001) for all. A
-job that outruns its expected run time is expected to take twice as long, again and again.
+EASY (Lifka 1995) reserves for the first job that waits; conservative.py reserves for all. A reserved start holds as far
+as expected run times do. A job that outruns its expected run time is expected to take twice as long, again and again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import merge
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import chain
+from operator import itemgetter
 
-import numpy as np
-import numpy.typing as npt
-
-from simulator.free_gpus import Shape, choose
-from simulator.requests import Request
+from simulator.policies.base import JOB_MASK
+from simulator.requests import Shape, find, nodes_by_count
 from simulator.simulation import Simulation
-from simulator.waiting import JOB_MASK, WaitingJobs
+
+_NEVER_S = 1 << 62
+_CHUNK = 256
+_LAST = itemgetter(-1)
+
+
+class WaitingJobs:
+    """Waiting jobs with one request in order, which finds short ones fast.
+
+    expected_s: expected run time by job number. Entries lie in sorted chunks. least_s: of each chunk, no more than the
+    least expected run time.
+    """
+
+    __slots__ = ("_chunks", "_expected_s", "_least_s")
+
+    def __init__(self, expected_s: Sequence[int]) -> None:
+        self._expected_s = expected_s
+        self._chunks: list[list[int]] = []
+        self._least_s: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._chunks)
+
+    @property
+    def first(self) -> int:
+        return self._chunks[0][0]
+
+    def add(self, entry: int) -> None:
+        expected_s = self._expected_s[entry & JOB_MASK]
+        if not self._chunks:
+            self._chunks, self._least_s = [[entry]], [expected_s]
+            return
+        number = min(bisect_left(self._chunks, entry, key=_LAST), len(self._chunks) - 1)
+        chunk, least_s = self._chunks[number], min(self._least_s[number], expected_s)
+        insort(chunk, entry)
+        self._least_s[number] = least_s
+        if len(chunk) > 2 * _CHUNK:
+            self._chunks[number : number + 1] = [chunk[:_CHUNK], chunk[_CHUNK:]]
+            self._least_s.insert(number, least_s)
+
+    def remove(self, entry: int) -> None:
+        number = bisect_left(self._chunks, entry, key=_LAST)
+        chunk = self._chunks[number]
+        del chunk[bisect_left(chunk, entry)]
+        if not chunk:
+            del self._chunks[number], self._least_s[number]
+
+    def first_within(self, most_s: int) -> int | None:
+        """The first entry that is expected to run at most most_s seconds."""
+        for number, least_s in enumerate(self._least_s):
+            if least_s <= most_s:
+                for entry in self._chunks[number]:
+                    if self._expected_s[entry & JOB_MASK] <= most_s:
+                        return entry
+                self._least_s[number] = min(self._expected_s[entry & JOB_MASK] for entry in self._chunks[number])
+        return None
 
 
 @dataclass
-class Reservation:
-    """start_s: when the first waiting job can start. spare: GPUs that it leaves free then, by node that it takes.
+class BackfillReservation:
+    """The start of the first waiting job, in seconds. spare: GPUs that it leaves free then, by node that it takes."""
 
-    nodes: their mask. spare_now: masks of these nodes by the number of GPUs that a job may take until after start_s.
-    """
-
-    entry: int
     start_s: int
     spare: dict[int, int]
-    nodes: int
-    spare_now: list[int]
 
 
 @dataclass
 class Pool:
-    """Queues that share nodes. waiting: by request number. new: entries since the last pass."""
+    """Queues that share nodes. waiting: by number of the request, none of them empty.
+
+    head: the first entry, which did not fit in the last pass. new: entries behind it since then.
+    reservation: of the head; None until a job behind it fits.
+    """
 
     nodes: int
     waiting: dict[int, WaitingJobs] = field(default_factory=dict)
-    reservation: Reservation | None = None
-    is_changed: bool = True
+    head: int | None = None
     new: list[int] = field(default_factory=list)
+    reservation: BackfillReservation | None = None
+    is_changed: bool = True
+
+    def first(self) -> int:
+        return min(jobs.first for jobs in self.waiting.values())
 
 
 def make_pools(queue_nodes: list[int]) -> tuple[list[Pool], list[int]]:
@@ -57,38 +116,43 @@ def make_pools(queue_nodes: list[int]) -> tuple[list[Pool], list[int]]:
     return [Pool(mask) for mask in pools], numbers
 
 
-class Easy:
-    """The first job that does not fit gets a reservation: the earliest time at which it fits, and its nodes then.
-
-    The reservation stands until a job ends or outruns its expected run time, a node changes, or a job arrives that goes
-    before. A job behind it starts if it fits now and is expected to end by the reserved time, or leaves the reserved
-    GPUs free at that time.
-    """
+class Skip:
+    """Whatever fits starts, in the order of the queue: a large job can wait for ever."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._of = simulation
-        self._number = simulation.requests.of_job
-        self._distinct = simulation.requests.distinct
-        self._pools, self._pool_of_queue = make_pools(
-            [simulation.requests.potential(name) for name in simulation.requests.queues]
-        )
+        requests = simulation.requests
+        self._request, self._number = requests.distinct, requests.of_job
+        self._pools, self._pool_of_queue = make_pools([requests.potential(name) for name in requests.queues])
 
     def __bool__(self) -> bool:
-        return any(jobs for pool in self._pools for jobs in pool.waiting.values())
+        return any(pool.waiting for pool in self._pools)
 
-    def _pool(self, job: int) -> Pool:
-        return self._pools[self._pool_of_queue[self._of.request[job].queue]]
+    def _pool(self, number: int) -> Pool:
+        return self._pools[self._pool_of_queue[self._request[number].queue]]
 
     def add(self, job: int, entry: int) -> None:
-        pool, number = self._pool(job), self._number[job]
-        if number not in pool.waiting:
-            pool.waiting[number] = WaitingJobs()
-        pool.waiting[number].add(entry, self._of.expected_s[job])
-        pool.new.append(entry)
+        number = self._number[job]
+        pool = self._pool(number)
+        jobs = pool.waiting.get(number)
+        if jobs is None:
+            jobs = pool.waiting[number] = WaitingJobs(self._of.expected_s)
+        jobs.add(entry)
+        if pool.head is not None and entry > pool.head:
+            pool.new.append(entry)
+        else:
+            pool.is_changed = True
+
+    def _remove(self, pool: Pool, entry: int) -> None:
+        number = self._number[entry & JOB_MASK]
+        jobs = pool.waiting[number]
+        jobs.remove(entry)
+        if not jobs:
+            del pool.waiting[number]
 
     def discard(self, job: int, entry: int) -> None:
-        pool = self._pool(job)
-        pool.waiting[self._number[job]].remove(entry)
+        pool = self._pool(self._number[job])
+        self._remove(pool, entry)
         pool.is_changed = True
 
     def waiting(self) -> list[int]:
@@ -97,7 +161,7 @@ class Easy:
     def reorder(self) -> None:
         jobs = [entry & JOB_MASK for entry in self.waiting()]
         for pool in self._pools:
-            pool.waiting, pool.new, pool.is_changed = {}, [], True
+            pool.waiting, pool.is_changed = {}, True
         for job in jobs:
             self.add(job, self._of.entries[job])
 
@@ -106,222 +170,134 @@ class Easy:
             pool.is_changed = True
 
     def start_jobs(self, freed: int) -> None:
-        is_overdue = self._of.has_overdue()
+        running = self._of.running
+        is_overdue = bool(running) and self._of.renew_overdue()
         for pool in self._pools:
-            if is_overdue or pool.is_changed or freed & pool.nodes:
-                self._pass(pool)
-            elif pool.new:
-                self._try_new(pool)
+            if pool.waiting:
+                if is_overdue or pool.is_changed or freed & pool.nodes:
+                    pool.head = None if pool.is_changed else pool.head
+                    pool.new, pool.reservation, pool.is_changed = [], None, False
+                    self._pass(pool)
+                elif pool.new:
+                    self._try_new(pool)
 
     def _pass(self, pool: Pool) -> None:
-        pool.is_changed = False
-        pool.new = []
-        pool.reservation = None
-        first = self._start_in_order(pool)
-        if first < 0:
-            return
-        pool.reservation = self._reserve(pool, first)
-        self._of.power.wake_for(first & JOB_MASK)
-        self._backfill(pool)
-
-    def _start_in_order(self, pool: Pool) -> int:
-        """Start jobs until one does not fit; its entry, or -1 where none waits."""
-        while True:
-            number, entry = -1, 0
-            for each, jobs in pool.waiting.items():
-                if jobs and (number < 0 or jobs.first < entry):
-                    number, entry = each, jobs.first
-            if number < 0:
-                return -1
-            if not self._of.try_start(entry & JOB_MASK):
-                return entry
-            pool.waiting[number].remove(entry)
+        """Once a job does not fit, no other with its request does: GPUs are only taken."""
+        ready = sorted((jobs.first, number) for number, jobs in pool.waiting.items())
+        while ready:
+            entry, number = heappop(ready)
+            if self._of.try_start(entry & JOB_MASK):
+                self._remove(pool, entry)
+                if number in pool.waiting:
+                    heappush(ready, (pool.waiting[number].first, number))
+        if pool.waiting:
+            self._of.changes.wake_for(pool.first() & JOB_MASK)
 
     def _try_new(self, pool: Pool) -> None:
-        """Only these jobs can start: nothing else changed but the time, which lets no other job start."""
-        reservation, new = pool.reservation, sorted(pool.new)
-        if reservation is None or new[0] < reservation.entry:
-            self._pass(pool)
-            return
-        pool.new = []
-        for entry in new:
-            job = entry & JOB_MASK
-            if self._try(reservation, job):
-                pool.waiting[self._number[job]].remove(entry)
+        """Start what can of pool.new. Only these jobs can start: nothing else changed but the time."""
 
-    def _reserve(self, pool: Pool, entry: int) -> Reservation | None:
-        """The earliest time at which the job fits as running jobs end; None if it does not fit after the last."""
-        simulation = self._of
-        simulation.renew_overdue()
-        free = simulation.free
-        shapes = simulation.request[entry & JOB_MASK].shapes
-        count, by_count = list(free.count), list(free.by_count)
-        in_service, least = free.in_service, min((shape.rest or shape.gpus for shape in shapes), default=0)
-        node_of, mask_of = simulation.node_of, simulation.mask_of
-        last_s, is_near = -1, False
-        for end in simulation.running or ():
-            end_s, job = end >> 32, end & JOB_MASK
-            if end_s != last_s:
-                if is_near and (made := self._reserved(entry, last_s, shapes, count, by_count)):
-                    return made
-                last_s, is_near = end_s, False
-            node = node_of[job]
-            held = ((node, mask_of[job]),) if node >= 0 else mask_of[job]
-            for each, mask in held:
-                bit = 1 << each
-                number = count[each] + mask.bit_count()
-                if in_service & bit:
-                    by_count[count[each]] ^= bit
-                    by_count[number] |= bit
-                    is_near = is_near or number >= least
-                count[each] = number
-        return self._reserved(entry, last_s, shapes, count, by_count)
 
-    def _reserved(
-        self, entry: int, start_s: int, shapes: tuple[Shape, ...], count: list[int], by_count: list[int]
-    ) -> Reservation | None:
-        for shape in shapes:
-            if chosen := choose(by_count, shape):
-                spare = {node: count[node] - gpus for node, gpus in chosen}
-                made = Reservation(entry, start_s, spare, sum(1 << node for node in spare), [])
-                self._count_spare(made)
-                return made
-        return None
+class Easy(Skip):
+    """The first job that does not fit gets a reservation: the earliest time at which it fits, and its nodes then.
 
-    def _count_spare(self, reservation: Reservation) -> None:
-        free = self._of.free
-        reservation.spare_now = [0] * (free.most + 1)
-        for node, spare in reservation.spare.items():
-            if free.in_service >> node & 1:
-                reservation.spare_now[min(spare, free.count[node])] |= 1 << node
+    The reservation stands until a job ends or outruns its expected run time, a node changes, or a job arrives that goes
+    before. A job behind it starts if it fits now and is expected to end by the reserved time, or leaves the reserved
+    GPUs free at that time.
+    """
+
+    def _pass(self, pool: Pool) -> None:
+        entry = pool.head
+        while pool.waiting:
+            entry = pool.first() if entry is None else entry
+            if not self._of.try_start(entry & JOB_MASK):
+                pool.head = entry
+                self._of.changes.wake_for(entry & JOB_MASK)
+                self._backfill(pool)
+                return
+            self._remove(pool, entry)
+            entry = None
+        pool.head = None
 
     def _backfill(self, pool: Pool) -> None:
         """One look at the waiting jobs in order. What does not fit once does not fit later: GPUs are only taken."""
-        reservation = pool.reservation
-        ready = {number: jobs for number, jobs in pool.waiting.items() if jobs}
-        candidates: dict[int, int] = {}
+        ready = sorted((jobs.first, number) for number, jobs in pool.waiting.items())
+        is_short = set[int]()  # requests with which only short jobs can start
         while ready:
-            for number in list(ready):
-                if number not in candidates:
-                    entry = self._next(reservation, self._distinct[number], ready[number])
-                    if entry is None:
-                        del ready[number]
-                    else:
-                        candidates[number] = entry
-            if not candidates:
-                return
-            number = min(candidates, key=candidates.__getitem__)
-            entry = candidates[number]
-            if self._try(reservation, entry & JOB_MASK):
-                ready[number].remove(entry)
-                if not ready[number]:
-                    del ready[number]
-            # GPUs were taken: whether the others still fit is looked at again.
-            candidates = {}
-
-    def _next(self, reservation: Reservation | None, request: Request, jobs: WaitingJobs) -> int | None:
-        """The first job with this request that may start now."""
-        if not self._find(request, None):
-            return None
-        if reservation is None or self._find(request, reservation):
-            return jobs.first
-        return jobs.first_within(reservation.start_s - self._of.now_s)
-
-    def _find(self, request: Request, reservation: Reservation | None) -> list[tuple[int, int]] | None:
-        """Where the job fits now; with a reservation, where it may stay beyond the reserved time."""
-        by_count = self._of.free.by_count
-        if reservation is not None:
-            by_count = [
-                mask & ~reservation.nodes | spare for mask, spare in zip(by_count, reservation.spare_now, strict=True)
-            ]
-        for shape in request.shapes:
-            if chosen := choose(by_count, shape):
-                return chosen
-        return None
-
-    def _try(self, reservation: Reservation | None, job: int) -> bool:
-        simulation = self._of
-        is_short = reservation is None or simulation.now_s + simulation.expected_s[job] <= reservation.start_s
-        chosen = self._find(simulation.request[job], None if is_short else reservation)
-        if not chosen:
-            return False
-        simulation.start(job, chosen)
-        if reservation is not None:
-            if not is_short:
-                for node, gpus in chosen:
-                    if node in reservation.spare:
-                        reservation.spare[node] -= gpus
-            self._count_spare(reservation)
-        return True
-
-
-class Conservative(Easy):
-    """Each waiting job in turn gets the earliest start at which it fits beside the jobs before it.
-
-    All reservations are made again after each change, as Slurm's sched/backfill does. Only the first DEPTH jobs of each
-    pool are looked at (bf_max_job_test in slurm.conf).
-    """
-
-    DEPTH = 500
+            entry, number = heappop(ready)
+            chosen = find(self._of.free.by_count, self._request[number].shapes)
+            if not chosen:
+                continue
+            reservation = self._reserved(pool)
+            if not self._start(pool, reservation, entry, chosen):
+                is_short.add(number)
+            if (jobs := pool.waiting.get(number)) is not None:
+                most_s = reservation.start_s - self._of.now_s
+                following = jobs.first_within(most_s) if number in is_short else jobs.first
+                if following is not None:
+                    heappush(ready, (following, number))
 
     def _try_new(self, pool: Pool) -> None:
-        self._pass(pool)
-
-    def _pass(self, pool: Pool) -> None:
-        pool.is_changed, pool.new = False, []
-        simulation = self._of
-        simulation.renew_overdue()
-        profile = Profile(simulation)
-        entries = merge(*(jobs for jobs in pool.waiting.values() if jobs))
-        for place, entry in enumerate(list(islice(entries, self.DEPTH))):
-            job = entry & JOB_MASK
-            chosen = profile.reserve(simulation.request[job].shapes, simulation.expected_s[job])
+        new, pool.new = sorted(pool.new), []
+        for entry in new:
+            chosen = find(self._of.free.by_count, self._request[self._number[entry & JOB_MASK]].shapes)
             if chosen:
-                simulation.start(job, chosen)
-                pool.waiting[self._number[job]].remove(entry)
-            elif place == 0:
-                simulation.power.wake_for(job)
+                self._start(pool, self._reserved(pool), entry, chosen)
 
+    def _start(self, pool: Pool, reservation: BackfillReservation, entry: int, chosen: list[tuple[int, int]]) -> bool:
+        """Start a job that fits now, unless it would delay the reserved start. chosen: its nodes if it is short."""
+        job, spare = entry & JOB_MASK, reservation.spare
+        if self._of.now_s + self._of.expected_s[job] > reservation.start_s:
+            left = find(self._by_count_left(spare), self._of.request[job].shapes)
+            if not left:
+                return False
+            chosen = left
+            for node, gpus in left:
+                if node in spare:
+                    spare[node] -= gpus
+        self._of.start(job, chosen)
+        self._remove(pool, entry)
+        return True
 
-class Profile:
-    """Free GPUs by node over the time to come: row i holds from times_s[i] on, until the next."""
+    def _by_count_left(self, spare: dict[int, int]) -> list[int]:
+        """Nodes by the number of GPUs that a job may take now and keep beyond the reserved start."""
+        free = self._of.free
+        by_count = list(free.by_count)
+        for node, gpus in spare.items():
+            if free.in_service >> node & 1:
+                by_count[free.count[node]] ^= 1 << node
+                by_count[min(gpus, free.count[node])] |= 1 << node
+        return by_count
 
-    def __init__(self, simulation: Simulation) -> None:
-        free, nodes = simulation.free, len(simulation.free.count)
-        is_in_service = np.array([free.in_service >> node & 1 for node in range(nodes)], dtype="int64")
-        self._times_s, rows = [simulation.now_s], [np.array(free.count, dtype="int64") * is_in_service]
+    def _reserved(self, pool: Pool) -> BackfillReservation:
+        if pool.reservation is None:
+            pool.reservation = self._reserve(self._of.request[(pool.head or 0) & JOB_MASK].shapes)
+        return pool.reservation
+
+    def _reserve(self, shapes: tuple[Shape, ...]) -> BackfillReservation:
+        """The earliest time at which the shapes fit as running jobs end, _NEVER_S if not even after the last."""
+        simulation, free = self._of, self._of.free
+        node_of, mask_of, count = simulation.node_of, simulation.mask_of, list(free.count)
+        least = min((shape.rest or shape.gpus for shape in shapes), default=0)
+        needed = min((shape.nodes + shape.rest_nodes for shape in shapes), default=0)
+        able = sum(free.by_count[least:])
+
+        def fitting() -> list[tuple[int, int]] | None:
+            nodes = able & free.in_service
+            return find(nodes_by_count(count, nodes), shapes) if nodes.bit_count() >= needed else None
+
+        last, changed = 0, _NEVER_S << 32  # entries up to `changed` end when the last able node changed
         for end in simulation.running or ():
-            if end >> 32 > self._times_s[-1]:
-                self._times_s.append(end >> 32)
-                rows.append(rows[-1].copy())
-            for node, mask in simulation.allocation(end & JOB_MASK):
-                rows[-1][node] += mask.bit_count() * is_in_service[node]
-        self._rows = rows
-
-    def reserve(self, shapes: tuple[Shape, ...], expected_s: int) -> list[tuple[int, int]] | None:
-        """Take the GPUs from the earliest time at which they are free for so long; where, if that is now."""
-        for first, start_s in enumerate(self._times_s):
-            last = bisect_left(self._times_s, start_s + expected_s, first + 1)
-            least = self._rows[first] if last == first + 1 else np.min(self._rows[first:last], axis=0)
-            for shape in shapes:
-                if chosen := _choose_least(least, shape):
-                    self._take(first, last, start_s + expected_s, chosen)
-                    return chosen if first == 0 else None
-        return None
-
-    def _take(self, first: int, last: int, end_s: int, chosen: list[tuple[int, int]]) -> None:
-        if last == len(self._times_s) or self._times_s[last] > end_s:
-            self._times_s.insert(last, end_s)
-            self._rows.insert(last, self._rows[last - 1].copy())
-        for row in self._rows[first:last]:
-            for node, gpus in chosen:
-                row[node] -= gpus
-
-
-def _choose_least(count: npt.NDArray[np.int64], shape: Shape) -> list[tuple[int, int]] | None:
-    if (count >= shape.gpus).sum() < shape.nodes:
-        return None
-    by_count = [0] * (int(count.max()) + 1)
-    for node, gpus in enumerate(count.tolist()):
-        by_count[gpus] |= 1 << node
-    return choose(by_count, shape)
+            if end > changed:
+                if chosen := fitting():
+                    return BackfillReservation(last >> 32, {node: count[node] - gpus for node, gpus in chosen})
+                changed = _NEVER_S << 32
+            last, job = end, end & JOB_MASK
+            node = node_of[job]
+            for each, mask in ((node, mask_of[job]),) if node >= 0 else mask_of[job]:
+                number = count[each] = count[each] + mask.bit_count()
+                if number >= least:
+                    able |= 1 << each
+                    changed = end | JOB_MASK
+        if chosen := fitting():
+            return BackfillReservation(last >> 32, {node: count[node] - gpus for node, gpus in chosen})
+        return BackfillReservation(_NEVER_S, {})

@@ -1,21 +1,26 @@
-"""What changes the cluster while jobs run: failures, partition sizes, boots, sleep, cancellations, and ticks."""
+"""Changes while jobs run: of the cluster (failures, sizes, boots, sleep, ticks), and of the jobs that may wait.
+
+Jobs wait for the jobs that they depend on, and array tasks for their array's limit. Users cancel waiting jobs.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from heapq import heappop, heappush
 
-from simulator.free_gpus import choose
-from simulator.policies.base import ClusterView
+import numpy as np
+
+from simulator.policies.base import JOB_MASK, ClusterView, Ranking
+from simulator.requests import find
 from simulator.simulation import Simulation
-from simulator.waiting import JOB_MASK, order_of
 
 _FAR_S = 1 << 62
-UP, DOWN, BOOTED, SIZE, CANCEL = range(5)
+UP, DOWN, BOOTED, SIZE, CANCEL, LOOK = range(6)
 """In the order in which changes of one time are applied."""
 
 
 class Changes:
-    """next_s: time of the next change or tick. next_tick_s: of the next tick alone."""
+    """Planned changes and ticks of a simulation. next_s: time of the next of either. next_tick_s: of the next tick."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._of = simulation
@@ -42,7 +47,7 @@ class Changes:
         self._set_next()
 
     def is_pending(self) -> bool:
-        """Whether the cluster will change, by more than what a tick may bring."""
+        """Return True if a change of the cluster is planned, ticks not counted."""
         return bool(self._planned)
 
     def _set_next(self) -> None:
@@ -79,6 +84,7 @@ class Changes:
         """The node's jobs lose their work and wait again."""
         self._of.free.remove(node)
         self._down.add(node)
+        self._of.freed |= 1 << node
         self._say(node, "down")
         for job in self._jobs_on(node):
             self._of.send_back(job, int(self._of.workload.array("run_s")[job]), is_preempted=False)
@@ -111,6 +117,7 @@ class Changes:
     def _sleep(self, node: int) -> None:
         self._of.free.remove(node)
         self._asleep.add(node)
+        self._of.freed |= 1 << node
         self._say(node, "asleep")
 
     def wake(self, node: int) -> None:
@@ -132,8 +139,7 @@ class Changes:
         view = ClusterView(simulation.now_s, waiting, self._running(), self._idle(), sorted(self._asleep))
         actions = policy.tick(view)
         if actions.keys:
-            for job, key in actions.keys.items():
-                simulation.entries[job] = order_of(key) << 32 | job
+            simulation.rank(list(actions.keys), Ranking(np.array(list(actions.keys.values()), dtype="float64")))
             simulation.scheduler.reorder()
         idle = set(view.idle_nodes)
         for node in actions.sleep:
@@ -141,6 +147,11 @@ class Changes:
                 self._sleep(node)
         for node in actions.wake:
             self.wake(node)
+        self._set_next()
+
+    def look_at(self, time_s: int) -> None:
+        """Let the scheduler look at the queue then, even if nothing else happens."""
+        heappush(self._planned, (time_s, LOOK, 0, 0))
         self._set_next()
 
     def wake_for(self, job: int) -> None:
@@ -152,12 +163,104 @@ class Changes:
         for node in self._booting - self._down:
             trial[free.count[node]] |= 1 << node
         shapes = self._of.request[job].shapes
-        if any(choose(trial, shape) for shape in shapes):
+        if find(trial, shapes):
             return
         for node in sorted(self._asleep - self._down):
             trial[free.count[node]] |= 1 << node
-        for shape in shapes:
-            if chosen := choose(trial, shape):
-                for node, _ in chosen:
-                    self.wake(node)
-                return
+        for node, _ in find(trial, shapes) or ():
+            self.wake(node)
+
+
+class Eligibility:
+    """Holds jobs back until the jobs that they depend on have ended, and array tasks above their array's limit."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._of = simulation
+        workload = simulation.workload
+        self._open = Counter(job for job, _ in workload.dependencies)
+        self._followers: dict[int, list[int]] = {}
+        for job, before in workload.dependencies:
+            self._followers.setdefault(before, []).append(job)
+        limits = workload.array_limits
+        groups = workload.array("array_group").tolist() if limits else []
+        self._group = {job: group for job, group in enumerate(groups) if group in limits}
+        self._admitted: Counter[int] = Counter()
+        self._held: dict[int, deque[int]] = {}
+        self._submitted: set[int] = set()
+        self._waiting: set[int] = set()
+        self._cancels = bool((workload.array("cancel_s") >= 0).any())
+        self.watches_ends = bool(self._followers or self._group)
+        self.is_needed = self.watches_ends or self._cancels
+
+    def is_holding(self) -> bool:
+        return any(self._held.values()) or any(job in self._submitted for job in self._open)
+
+    def submit(self, jobs: list[int]) -> None:
+        if not self.is_needed:
+            self._admit(jobs)
+            return
+        ready = []
+        for job in jobs:
+            self._submitted.add(job)
+            if job not in self._of.canceled and not self._open.get(job) and self._has_room(job):
+                ready.append(job)
+        self._admit(ready)
+
+    def _has_room(self, job: int) -> bool:
+        group = self._group.get(job)
+        if group is None:
+            return True
+        if self._admitted[group] >= self._of.workload.array_limits[group]:
+            self._held.setdefault(group, deque()).append(job)
+            return False
+        self._admitted[group] += 1
+        return True
+
+    def _admit(self, jobs: list[int]) -> None:
+        simulation = self._of
+        if not jobs:
+            return
+        if not simulation.is_ranked:
+            policy, now_s = simulation.policy, simulation.now_s
+            simulation.rank(jobs, policy.arrive(jobs, now_s))
+            if policy.has_learned() and simulation.scheduler:
+                waiting = [entry & JOB_MASK for entry in simulation.scheduler.waiting()]
+                simulation.rank(waiting, policy.rank_again(waiting, now_s))
+                simulation.scheduler.reorder()
+        for job in jobs:
+            if self._cancels:
+                self._waiting.add(job)
+            simulation.scheduler.add(job, simulation.entries[job])
+
+    def ended(self, job: int, was_admitted: bool = True) -> None:
+        """Admit the jobs that waited only for this ended or canceled one, and the next tasks of its array."""
+        ready = []
+        for follower in self._followers.get(job, ()):
+            self._open[follower] -= 1
+            if not self._open[follower]:
+                del self._open[follower]
+                if follower in self._submitted and follower not in self._of.canceled and self._has_room(follower):
+                    ready.append(follower)
+        group = self._group.get(job) if was_admitted else None
+        if group is not None:
+            self._admitted[group] -= 1
+            held = self._held.get(group)
+            while held and self._admitted[group] < self._of.workload.array_limits[group]:
+                task = held.popleft()
+                if task not in self._of.canceled:
+                    self._admitted[group] += 1
+                    ready.append(task)
+        self._admit(ready)
+
+    def cancel(self, job: int) -> None:
+        """Cancel a job that has not started."""
+        simulation = self._of
+        if simulation.first_s[job] >= 0 or job in simulation.canceled:
+            return
+        simulation.canceled.add(job)
+        was_admitted = job in self._waiting
+        if was_admitted:
+            self._waiting.discard(job)
+            simulation.scheduler.discard(job, simulation.entries[job])
+        if self.watches_ends:
+            self.ended(job, was_admitted)

@@ -1,21 +1,93 @@
-"""The state of a simulation: the clock, free GPUs, and what each job does. Jobs start and stop here."""
+"""The state of a simulation (clock, free GPUs, running jobs), and the record of what happened in it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappush
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from simulator.cluster import Cluster
-from simulator.free_gpus import Allocation, FreeGpus
-from simulator.policies.base import Policy
-from simulator.record import Segment
-from simulator.requests import Request, make_requests
-from simulator.waiting import JOB_MASK, orders_of
+from simulator.policies.base import JOB_MASK, Policy, Ranking
+from simulator.requests import Allocation, FreeGpus, QueuedRequest, find, make_requests
 from simulator.workload import Workload
+
+
+def orders_of(keys: npt.ArrayLike) -> list[int]:
+    """Ints that order as the keys do; a NaN comes last. Whole numbers are their own order."""
+    values = np.asarray(keys)
+    if np.issubdtype(values.dtype, np.integer):
+        return [int(key) for key in values.tolist()]
+    values = values.astype("float64") + 0.0  # -0.0 is 0.0
+    bits = values.view("int64")
+    orders: list[int] = np.where(bits >= 0, bits, -(bits & np.int64((1 << 63) - 1))).tolist()
+    for place in np.flatnonzero(np.isnan(values)).tolist():
+        orders[place] = 1 << 63
+    return orders
+
+
+UNFINISHED, COMPLETED, TIMEOUT, CANCELED = 0, 1, 2, 3
+"""States of a job at the end. UNFINISHED: it neither ended nor was canceled; Record.unfinished says why."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One uninterrupted run of a job, in [start_s, end_s)."""
+
+    job: int
+    start_s: int
+    end_s: int
+    allocation: Allocation
+
+
+@dataclass(frozen=True)
+class Record:
+    """By job number. start_s: the first start, -1 where there is none; end_s: the last end, -1 likewise.
+
+    last_start_s, allocations: of the last run. segments: the runs before it, of jobs that were preempted or lost a
+    node. node_states: (time, node, state) in order of time, state one of asleep, booting, down, up. unfinished:
+    reason to number of jobs.
+    """
+
+    policy: str
+    start_s: npt.NDArray[np.int64]
+    end_s: npt.NDArray[np.int64]
+    last_start_s: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int8]
+    preemptions: npt.NDArray[np.int32]
+    allocations: Sequence[Allocation]
+    segments: tuple[Segment, ...] = ()
+    node_states: tuple[tuple[int, int, str], ...] = ()
+    unfinished: Mapping[str, int] = field(default_factory=dict)
+
+    def runs(self) -> list[Segment]:
+        """All runs of all jobs, by job and then by time."""
+        last = [
+            Segment(job, int(start), int(end), self.allocations[job])
+            for job, (start, end) in enumerate(zip(self.last_start_s, self.end_s, strict=True))
+            if end >= 0
+        ]
+        return sorted([*self.segments, *last], key=lambda run: (run.job, run.start_s))
+
+
+class Placements(Sequence[Allocation]):
+    """Allocations by job, kept as two columns: one node and mask for most jobs."""
+
+    def __init__(self, nodes: Sequence[int], masks: Sequence[Any]) -> None:
+        self._nodes, self._masks = nodes, masks
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, job: Any) -> Any:
+        if isinstance(job, slice):
+            return [self[each] for each in range(*job.indices(len(self)))]
+        node = self._nodes[job]
+        return ((node, self._masks[job]),) if node >= 0 else self._masks[job] or ()
 
 
 class Scheduler(Protocol):
@@ -41,18 +113,6 @@ class Scheduler(Protocol):
     def __bool__(self) -> bool: ...
 
 
-class Sharing(Protocol):
-    """Slices of GPUs, and speeds (SharedGpus)."""
-
-    def try_start(self, job: int, request: Request) -> bool: ...
-
-    def began(self, job: int) -> int: ...
-
-    def stopped(self, job: int) -> bool: ...
-
-    def work_left_s(self, job: int) -> int: ...
-
-
 class Holding(Protocol):
     """Jobs that wait for others (Eligibility)."""
 
@@ -64,17 +124,20 @@ class Holding(Protocol):
 
 
 class Waking(Protocol):
-    """Sleeping nodes (Changes)."""
+    """Sleeping nodes, and times to look at the queue (Changes)."""
 
     def wake_for(self, job: int) -> None: ...
+
+    def look_at(self, time_s: int) -> None: ...
 
 
 class Simulation:
     """The state of one simulation. Lists are by job number; end_s is -1 while a job does not run.
 
-    running: entries end << 32 | job of running jobs, ascending; None where no part of the policy looks at them. The end
+    running: entries end << 32 | job of running jobs, ascending; None if no part of the policy looks at them. The end
     is the true one for a preemptive policy, and the expected one for a backfill. freed: mask of nodes on which GPUs
-    became free since jobs were last started. is_plain: nothing but the queue looks at starts and ends.
+    became free, or that left service, since jobs were last started. is_plain: nothing but the queue looks at starts
+    and ends.
     """
 
     def __init__(self, workload: Workload, cluster: Cluster, policy: Policy) -> None:
@@ -82,8 +145,8 @@ class Simulation:
         count = len(workload)
         self.now_s = 0
         self.free = FreeGpus(cluster.gpus_by_node())
-        self.requests = make_requests(workload, cluster, policy)
-        self.request: list[Request] = [self.requests.distinct[number] for number in self.requests.of_job]
+        self.requests = make_requests(workload, cluster)
+        self.request: list[QueuedRequest] = [self.requests.distinct[number] for number in self.requests.of_job]
         self.left_s: list[int] = workload.array("run_s").tolist()
         self.first_s, self.begun_s, self.end_s = [-1] * count, [-1] * count, [-1] * count
         self.node_of: list[int] = [-1] * count
@@ -99,25 +162,25 @@ class Simulation:
         self.is_ranked = ranking is not None
         self.entries: list[int] = [0] * count
         if ranking is not None:
-            self.entries = [order << 32 | job for job, order in enumerate(orders_of(ranking.keys))]
-            if ranking.expected_s is not None and policy.estimate == "predicted":
-                self.expected_s = np.maximum(ranking.expected_s, 1).astype("int64").tolist()
+            self.rank(range(count), ranking)
         self.expected_end_s: list[int] = [-1] * count if policy.backfill in ("easy", "conservative") else []
         self.running: list[int] | None = [] if policy.is_preemptive or self.expected_end_s else None
-        self.is_plain = not (
-            policy.observes
-            or policy.slices
-            or policy.speeds is not None
-            or self.running is not None
-            or cluster.failures
-        )
-        self.shared: Sharing | None = None
+        self.is_plain = not (policy.observes or policy.is_preemptive or cluster.failures)
         self.scheduler: Scheduler
         self.eligibility: Holding
-        self.power: Waking
+        self.changes: Waking
+
+    def rank(self, jobs: Sequence[int], ranking: Ranking) -> None:
+        """Set the entries, and the expected run times, of jobs that do not run."""
+        for job, order in zip(jobs, orders_of(ranking.keys), strict=True):
+            self.entries[job] = order << 32 | job
+        if ranking.expected_s is not None and self.policy.estimate == "predicted":
+            expected_s = np.maximum(ranking.expected_s, 1).astype("int64").tolist()
+            for job, each in zip(jobs, expected_s, strict=True):
+                self.expected_s[job] = each
 
     def try_start(self, job: int) -> bool:
-        """Start a waiting job where it fits, on as few nodes as possible."""
+        """Start a waiting job if it fits, on as few nodes as possible."""
         request = self.request[job]
         if not request.gpus:
             return self._try_shapes(job, request)
@@ -128,14 +191,11 @@ class Simulation:
         self.began(job)
         return True
 
-    def _try_shapes(self, job: int, request: Request) -> bool:
-        if request.slice and self.shared is not None:
-            return self.shared.try_start(job, request)
-        for shape in request.shapes:
-            if nodes := self.free.find(shape):
-                self.start(job, nodes)
-                return True
-        return False
+    def _try_shapes(self, job: int, request: QueuedRequest) -> bool:
+        nodes = find(self.free.by_count, request.shapes)
+        if nodes:
+            self.start(job, nodes)
+        return bool(nodes)
 
     def start(self, job: int, nodes: Iterable[tuple[int, int]]) -> None:
         """Start a waiting job on pairs (node, GPUs), and take it from the queue."""
@@ -153,8 +213,6 @@ class Simulation:
             self.first_s[job] = now
         self.begun_s[job] = now
         end = now + self.left_s[job]
-        if self.shared is not None:
-            end = self.shared.began(job)
         self.end_s[job] = end
         heappush(self.ends, end << 32 | job)
         if self.running is not None:
@@ -174,19 +232,9 @@ class Simulation:
             end = self.expected_end_s[job] if self.expected_end_s else self.end_s[job]
             place = bisect_left(self.running, end << 32 | job)
             del self.running[place]
-        if self.shared is not None and self.shared.stopped(job):
-            return
         for node, mask in self.allocation(job):
             self.free.release(node, mask)
             self.freed |= 1 << node
-
-    def moved(self, job: int, end_s: int) -> None:
-        """A running job ends at another time."""
-        if self.running is not None and not self.expected_end_s:
-            del self.running[bisect_left(self.running, self.end_s[job] << 32 | job)]
-            insort(self.running, end_s << 32 | job)
-        self.end_s[job] = end_s
-        heappush(self.ends, end_s << 32 | job)
 
     def end(self, job: int) -> None:
         self.stop(job)
@@ -195,20 +243,18 @@ class Simulation:
         if self.eligibility.watches_ends:
             self.eligibility.ended(job)
 
-    def has_overdue(self) -> bool:
-        """Whether a running job has outrun its expected run time."""
-        running = self.running
-        return running is not None and len(running) > 0 and running[0] >> 32 <= self.now_s
-
-    def renew_overdue(self) -> None:
-        """Double the expected run time of jobs that outran it, until it lies ahead."""
-        while self.running and self.running[0] >> 32 <= self.now_s:
-            job = self.running.pop(0) & JOB_MASK
+    def renew_overdue(self) -> bool:
+        """Double the expected run time of jobs that outran it, until it lies ahead. True if there were any."""
+        running, is_overdue = self.running, False
+        while running and running[0] >> 32 <= self.now_s:
+            is_overdue = True
+            job = running.pop(0) & JOB_MASK
             begun_s, expected_s = self.begun_s[job], self.expected_end_s[job] - self.begun_s[job]
             while begun_s + expected_s <= self.now_s:
                 expected_s *= 2
             self.expected_end_s[job] = begun_s + expected_s
-            insort(self.running, self.expected_end_s[job] << 32 | job)
+            insort(running, self.expected_end_s[job] << 32 | job)
+        return is_overdue
 
     def send_back(self, job: int, left_s: int, is_preempted: bool) -> None:
         """Stop a running job, which waits again and then runs for left_s at its own speed."""
@@ -221,5 +267,5 @@ class Simulation:
         self.scheduler.add(job, self.entries[job])
 
     def work_left_s(self, job: int) -> int:
-        """Of a running job, at its own speed."""
-        return self.shared.work_left_s(job) if self.shared is not None else self.end_s[job] - self.now_s
+        """Return the seconds until a running job ends at its own speed."""
+        return self.end_s[job] - self.now_s

@@ -34,27 +34,28 @@ COLUMNS: Mapping[str, tuple[str, Any]] = {
     "tier": ("object", ""),
     "state": ("object", ""),
     "kind": ("object", ""),
-    "slice": ("object", ""),
     "array_group": ("int64", -1),
+    "deadline_s": ("int64", -1),
 }
 """Type and default of each column; None: every job must have it.
 
 run_s: seconds that the job runs when nothing slows it. gpu_count: GPUs of the whole job. node_count: 0 for as few nodes
 as possible. time_limit_s: 0 for none. cancel_s: when its user cancels it if it still waits, -1 for never. start_s: when
 it started on the real cluster, -1 if unknown. constraint:
-features that each of its nodes must have, joined by `&`. kind: names its row in a table of speeds. slice: which part of
-each GPU it needs, "" for whole GPUs. array_group: number of a group with a limit on running tasks, -1 for none.
+features that each of its nodes must have, joined by `&`. kind: names its row in a table of speeds. array_group: number
+of a group with a limit on running tasks, -1 for none. deadline_s: when it should have ended, -1 for no deadline.
 """
 MOST_S = 2**40
 
 
 @dataclass(frozen=True)
 class Workload:
-    """jobs: one row a job with all of COLUMNS, in the order of submission; a job's number is its row.
+    """The jobs that a simulation runs.
 
-    excluded: reason to number of records that cannot be simulated. dependencies: pairs (job, the job that must end
-    first). array_limits: array_group to the most tasks that run at once. history: jobs from which predictors learn
-    before the simulation starts; they are not simulated.
+    jobs: one row a job with all of COLUMNS, in the order of submission; a job's number is its row. excluded: reason to
+    number of records that cannot be simulated. dependencies: pairs (job, the job that must end first). array_limits:
+    array_group to the most tasks that run at once. history: jobs from which predictors learn before the simulation
+    starts; they are not simulated.
     """
 
     jobs: pd.DataFrame
@@ -75,15 +76,22 @@ class Workload:
         return np.where(limits > 0, limits, runs).astype("int64")
 
 
+def part_of(workload: Workload, first: int, last: int) -> Workload:
+    """The jobs from the number `first` to before `last`, and the dependencies between them."""
+    pairs = tuple(
+        (job - first, before - first) for job, before in workload.dependencies if before >= first and job < last
+    )
+    jobs = workload.jobs.iloc[first:last].reset_index(drop=True)
+    return dataclasses.replace(workload, jobs=jobs, dependencies=pairs)
+
+
 def split_history(workload: Workload, share: float) -> Workload:
     """The workload without its first jobs, which become its history. share: of all jobs, in [0, 1)."""
     first = int(len(workload) * share)
     if not first:
         return workload
-    pairs = tuple((job - first, before - first) for job, before in workload.dependencies if before >= first)
-    history = dataclasses.replace(workload, jobs=workload.jobs.iloc[:first], excluded={}, dependencies=())
-    jobs = workload.jobs.iloc[first:].reset_index(drop=True)
-    return dataclasses.replace(workload, jobs=jobs, dependencies=pairs, history=history)
+    history = dataclasses.replace(part_of(workload, 0, first), excluded={}, dependencies=())
+    return dataclasses.replace(part_of(workload, first, len(workload)), history=history)
 
 
 def make_workload(records: pd.DataFrame, array_limits: Mapping[int, int] | None = None) -> Workload:

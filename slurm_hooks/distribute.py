@@ -22,23 +22,36 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from almanac.atomic import TEMPORARY, make_folders, opened
 from almanac.errors import ConfigError, StoreError
+from almanac.published.files import REPORTS
+from almanac.published.outgoing import explained, writable_by_others
 from almanac.submit_config import SITE
-from slurm_hooks.mail_folder import tidy_choices
-from slurm_hooks.reader_rights import Readers, Rights, acl_on
-from slurm_hooks.untrusted_folder import LeftOutError, check, first_names, opened_below, read, within
-from telemetry.store.atomic import TEMPORARY, make_folders, opened
-from telemetry.store.user_files import REPORTS, explained, writable_by_others
+from slurm_hooks.root_files import (
+    LeftOutError,
+    Readers,
+    Rights,
+    acl_on,
+    check,
+    first_names,
+    opened_below,
+    read,
+    tidy_choices,
+    within,
+)
 
 USER, SCHED, ADVICE = "user", "sched", "advice"
 TEXT_BYTES, PACKED_BYTES = 65_536, 16 << 20
-LARGEST = {ADVICE: TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES, "jobs": PACKED_BYTES}
-"""Bytes of each file beside `reports`. Files of TEXT_BYTES are UTF-8; the others are packed, and for showing only."""
+LARGEST = {
+    ADVICE: TEXT_BYTES, "advice.json": 4 * TEXT_BYTES, "times": TEXT_BYTES, "packing": TEXT_BYTES, "waits": TEXT_BYTES,
+    "live": 4 * TEXT_BYTES, "jobs": PACKED_BYTES,
+}  # fmt: skip
+"""Bytes of each file but those of `reports`. Files of PACKED_BYTES are packed, to be shown only; others are UTF-8."""
 MOST_USERS, MOST_REPORTS, MOST_FILES, MOST_BYTES = 100_000, 10_000, 2_000_000, 32 << 30
 """Users, reports of one of them, and all files and their bytes: the most that the account can make root write."""
 NAMED = 5
 FREE_FRAC, FREE_BYTES = 0.02, 1 << 30
-"""Of the target's file system, left free: the smaller of the two."""
+"""Space of the target's file system that stays free: the smaller of the two."""
 NS = 10**9
 BATCH_FILES, BATCH_BYTES = 500, 64 << 20
 MODE, SCHED_MODE, SCHED_FILE_MODE = 0o711, 0o750, 0o640
@@ -113,12 +126,8 @@ def _locked(folder: int) -> Iterator[None]:
         yield
 
 
-def _is_uid(name: str) -> bool:
-    return bool(_UID.fullmatch(name)) and int(name) < 2**32 - 1
-
-
 def _is_folder_name(name: str) -> bool:
-    return name == SITE or _is_uid(name)
+    return name == SITE or bool(_UID.fullmatch(name) and int(name) < 2**32 - 1)
 
 
 @dataclass(frozen=True)
@@ -228,7 +237,7 @@ class _Distribution:
             about = os.stat(name, dir_fd=folder, follow_symlinks=False)
             check(about, owner, most)
             due = [place for place in places if not self._is_current(place, about)]
-            content, written_ns = read(folder, name, owner, most, most == TEXT_BYTES) if due else (b"", 0)
+            content, written_ns = read(folder, name, owner, most, most < PACKED_BYTES) if due else (b"", 0)
             self.size += len(places) * max(about.st_size, len(content))
             if self.size > MOST_BYTES:
                 raise LeftOutError("left out, more than root copies")

@@ -1,1 +1,3 @@
-"""Metrics and job history: sources, Slurm back ends, the Parquet store, attribution, job metrics."""
+"""Metrics and job history: sources, the Parquet store, attribution of GPUs to jobs, job metrics, and nodes."""
+
+__all__ = ("counters", "history", "ingest", "retention", "site")

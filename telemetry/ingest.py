@@ -1,39 +1,111 @@
 """Reading sources into the store: batch by batch, stored before the watermark moves.
 
-The order of calls: `ConfiguredSources.spans` says what to read, and `ingest_all` reads it.
+The order of calls: `configured_spans` says what to read, and `ingest_all` reads it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from almanac.config import Config
-from almanac.errors import AlmanacError, StoreError
+from almanac.config import Config, Prometheus
+from almanac.errors import AlmanacError, ConfigError, StoreError
+from almanac.hardware import is_known_label, model_text
 from almanac.records import Counts
 from almanac.units import DAY_S, format_count, format_duration
-from telemetry.sources.base import FileOfRows, RowBatch, Source
-from telemetry.sources.configured import SourceName, configured_sources, source_of
-from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.imported_files import ImportOutcome
-from telemetry.store.merge import WriteResult
-from telemetry.store.staging import Staging
-from telemetry.store.stale_days import opens
+from telemetry.attribution.runs import opens
+from telemetry.site import Site
+from telemetry.sources.source import FileOfRows, RowBatch, Source
+from telemetry.store.progress import ImportOutcome
+from telemetry.store.store import ClusterStore
+from telemetry.store.writing import PartitionWriter, WriteResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from telemetry.slurm.commands import SlurmCommands
+    from telemetry.sources.prometheus import PrometheusSource
+
+SourceName = Literal["sacct", "prometheus", "prolog", "squeue"]
+
+
+def configured_sources(config: Config) -> tuple[SourceName, ...]:
+    """Return the sources that a plain `almanac ingest` reads, by name; bindings first: they are gone soonest."""
+    wanted: dict[SourceName, bool] = {
+        "squeue": True,
+        "prolog": bool(config.bindings.prolog_dir),
+        "sacct": True,
+        "prometheus": bool(config.prometheus.servers),
+    }
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def sources_of(name: SourceName, site: Site) -> Sequence[Source]:
+    """The source of this name, or a source of each Prometheus server. Raises ConfigError if a setting is missing."""
+    return prometheus_sources(site) if name == "prometheus" else [_source(name, site)]
+
+
+def prometheus_sources(
+    site: Site, prometheus: Prometheus | None = None, hosts: Collection[str] = ()
+) -> Sequence[PrometheusSource]:
+    """A source of each server that is read for the site's cluster. hosts: nodes to read; () for all."""
+    from telemetry.sources.prometheus_servers import read_servers
+
+    return read_servers(site, prometheus or site.config.prometheus, hosts, _WRITING)
+
+
+def _source(name: SourceName, site: Site) -> Source:
+    config = site.config
+    if name == "sacct":
+        from slurm.nodes import node_shapes
+        from telemetry.history import open_jobs
+        from telemetry.sources.jobstats_database import JobstatsDatabase
+        from telemetry.sources.sacct import SacctSource
+
+        return SacctSource(
+            site.commands,
+            site.cluster,
+            config.tiers,
+            config.slurm,
+            site.now_s,
+            open_jobs=lambda: open_jobs(site.store),
+            # Asked for each batch: somebody may be forgotten meanwhile.
+            with_steps=lambda rows: site.store.forgotten().without("jobs", rows),
+            shapes=partial(node_shapes, site.commands),
+            summaries=JobstatsDatabase(config.jobstats, site.cluster).summaries
+            if config.jobstats.option_file
+            else None,
+        )
+    from telemetry.sources.hook_records import PrologSource, SqueueSource
+
+    if name == "squeue":
+        return SqueueSource(site.commands, clock=site.now_s, cluster=site.cluster)
+    if not config.bindings.prolog_dir:
+        raise ConfigError("no folder of prolog records is configured", "set bindings.prolog_dir")
+    return PrologSource(Path(config.bindings.prolog_dir), site.cluster)
+
 
 LEFT_OUT = "of a user who was forgotten"
-"""Why a job is not kept: see `almanac forget`."""
+"""A reason for not keeping a job: see `almanac forget`."""
 
 _QUIET_S = {"prometheus": 600, "squeue": math.inf}
 """Shortest spans for which a source without a record is worth a warning; DAY_S for others. squeue shows this moment."""
+
+_WRITING = Lock()
+"""Servers are read side by side, and what they gave is stored one after the other."""
+
+
+def _kind(source: str) -> str:
+    """Return "prometheus" for any of the servers."""
+    return "prometheus" if source.startswith("prometheus.") else source
+
 
 Progress = Callable[[int, int], None]
 Advance = Callable[[int, int, str], None]
@@ -69,7 +141,7 @@ class IngestResult:
     @property
     def warning(self) -> str:
         """A sentence about a source that gave no record to keep; empty for one that did, and for a short span."""
-        length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(self.source, DAY_S)
+        length_s, least_s = self.until_s - self.since_s, _QUIET_S.get(_kind(self.source), DAY_S)
         if self.error or self.is_skipped or self.counts.kept or (not self.counts.seen and length_s < least_s):
             return ""
         if self.counts.seen:
@@ -104,7 +176,7 @@ class IngestResult:
         self.written["telemetry"] = WriteResult(unchanged=known.rows)
 
     def outcome(self) -> ImportOutcome:
-        """What `skip` needs."""
+        """The outcome that `skip` needs."""
         written = self.written.get("telemetry", WriteResult())
         return ImportOutcome(self.counts, written.added + written.unchanged + written.replaced)
 
@@ -113,59 +185,40 @@ def ignore(text: str) -> None:
     """Show no warning."""
 
 
-@dataclass(frozen=True)
-class ConfiguredSources:
-    """The sources that a configuration names, for one cluster of a store. clock: seconds since 1970."""
+def configured_spans(
+    site: Site,
+    names: Sequence[SourceName] = (),
+    since_s: int | None = None,
+    until_s: int | None = None,
+    warn: Callable[[str], None] = ignore,
+) -> Iterator[SourceSpan]:
+    """The sources of these names, else all that are configured, each from its watermark or from since_s.
 
-    config: Config
-    store: ClusterStore
-    commands: SlurmCommands
-    clock: Callable[[], int] = lambda: int(time.time())
+    warn: called with a sentence if a clock left a watermark in the future. Raises ConfigError.
+    """
+    config, now_s = site.config, site.now_s()
+    for source in (source for name in names or configured_sources(config) for source in sources_of(name, site)):
+        given = getattr(source, "config", None)
+        server = given if isinstance(given, Prometheus) else None
+        lookback_days = server.lookback_days if server else config.slurm.lookback_days
+        _pull_back_watermark(site.store, source.name, now_s, lookback_days, warn)
+        delay_s = server.delay_s if server else 0
+        start_s, end_s = span(site.store, source.name, now_s, lookback_days * 86400, delay_s)
+        yield SourceSpan(
+            source, start_s if since_s is None else since_s, end_s if until_s is None else min(until_s, end_s)
+        )
 
-    def spans(
-        self,
-        names: Sequence[SourceName] = (),
-        since_s: int | None = None,
-        until_s: int | None = None,
-        warn: Callable[[str], None] = ignore,
-    ) -> Iterator[SourceSpan]:
-        """The sources of these names, else all, each from where it was read last or from since_s.
 
-        warn is called with a sentence where a clock left a watermark in the future. Raises ConfigError.
-        """
-        config, now_s = self.config, self.clock()
-        for name in names or configured_sources(config):
-            source = self._source(name)
-            lookback_days = config.prometheus.lookback_days if name == "prometheus" else config.slurm.lookback_days
-            delay_s = config.prometheus.delay_s if name == "prometheus" else 0
-            self._pull_back_watermark(name, now_s, lookback_days, warn)
-            start_s, end_s = span(self.store, name, now_s, lookback_days * 86400, delay_s)
-            yield SourceSpan(
-                source,
-                start_s if since_s is None else since_s,
-                end_s if until_s is None else min(until_s, end_s),
-            )
-
-    def _source(self, name: SourceName) -> Source:
-        def open_ids() -> dict[int, int]:
-            from telemetry.history import open_jobs
-
-            return open_jobs(self.store)
-
-        def without(rows: pa.Table) -> pa.Table:
-            """Asked for each batch: somebody may be forgotten meanwhile."""
-            return self.store.forgotten().without("jobs", rows)
-
-        return source_of(name, self.config, self.store.cluster, self.commands, self.clock, open_ids, without)
-
-    def _pull_back_watermark(self, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]) -> None:
-        """Undo a watermark that a clock left in the future: the rows before it were never read."""
-        ahead_s = self.store.pull_back_watermark(name, now_s, now_s - lookback_days * 86400)
-        if ahead_s:
-            warn(
-                f"the watermark of {name} was {format_duration(ahead_s)} in the future: a clock was ahead; "
-                f"the last {lookback_days} days are read again"
-            )
+def _pull_back_watermark(
+    store: ClusterStore, name: str, now_s: int, lookback_days: int, warn: Callable[[str], None]
+) -> None:
+    """Undo a watermark that a clock left in the future: the rows before it were never read."""
+    ahead_s = store.pull_back_watermark(name, now_s, now_s - lookback_days * 86400)
+    if ahead_s:
+        warn(
+            f"the watermark of {name} was {format_duration(ahead_s)} in the future: a clock was ahead; "
+            f"the last {lookback_days} days are read again"
+        )
 
 
 def span(store: ClusterStore, source: str, now_s: int, lookback_s: int, delay_s: int = 0) -> tuple[int, int]:
@@ -208,24 +261,29 @@ def _read(
     file_key: str | None,
 ) -> None:
     """`ingest` for a source that has to be read."""
-    with store.staging("telemetry", file_key) as staged:
+    with store.writer("telemetry", file_key) as staged:
         writer = _Writer(source.name, store, since_s, result, staged)
         try:
             for batch in source.read(since_s, until_s):
-                writer.add(batch)
-                progress(batch.rows.num_rows, batch.watermark_s or until_s)
+                with _WRITING:
+                    writer.add(batch)
+                    progress(batch.rows.num_rows, batch.watermark_s or until_s)
         except StoreError:
             raise
         except AlmanacError:
-            writer.flush()
+            with _WRITING:
+                writer.flush()
             raise
-        writer.flush()
+        with _WRITING:
+            writer.flush()
 
 
 class _Writer:
     """Stores the batches of one source, and moves its watermark when all rows before it are stored."""
 
-    def __init__(self, name: str, store: ClusterStore, since_s: int, result: IngestResult, staged: Staging) -> None:
+    def __init__(
+        self, name: str, store: ClusterStore, since_s: int, result: IngestResult, staged: PartitionWriter
+    ) -> None:
         self._name, self._store, self._result = name, store, result
         self._staged, self._since_s = staged, since_s
         self._mark_s: int | None = None
@@ -238,6 +296,7 @@ class _Writer:
         self._result.counts.add(batch.counts)
         self._result.written.setdefault(batch.table, WriteResult())
         if batch.table == self._staged.spec.name:
+            self._result.counts.notes.update(_unknown_models(batch.rows))
             self._staged.add(batch.rows)
         elif (rows := self._stored(batch)).num_rows:
             found = opens(self._store, batch.table, rows)
@@ -263,7 +322,7 @@ class _Writer:
         table = self._staged.spec.name
         if not self._staged.is_empty:
             found = opens(self._store, table, self._staged.spec.schema.empty_table())
-            self._result.written[table] += self._store.write_staged(self._staged, found)
+            self._result.written[table] += self._staged.write(found)
         if self._mark_s is None:
             return
         if self._is_gapless is None:
@@ -272,6 +331,17 @@ class _Writer:
         if self._is_gapless and not self._result.left_out:
             self._store.set_watermark(self._name, self._mark_s)
         self._mark_s = None
+
+
+def _unknown_models(rows: pa.Table) -> dict[str, int]:
+    """By a note on each GPU model that is not in the hardware table, its samples. They are kept."""
+    if "model" not in rows.column_names:
+        return {}
+    found = dict[str, int]()
+    for each in cast("Any", rows["model"]).value_counts().to_pylist():
+        if (label := each["values"]) and not is_known_label(label):
+            found[f"GPU model not in the table: {model_text(label)}"] = each["counts"]
+    return found
 
 
 def show_nothing(name: str) -> AbstractContextManager[Advance]:
@@ -289,17 +359,34 @@ def ingest_all(
     show opens a display of the progress of the source of that name.
     """
     results: dict[str, IngestResult] = {}
+    servers: list[tuple[SourceSpan, IngestResult]] = []
     for number, each in enumerate(spans):
         name = each.source.name if each.source.name not in results else f"{each.source.name} {number + 1}"
         result = results[name] = IngestResult(each.source.name, each.since_s, each.until_s)
-        started = time.monotonic()
+        if _kind(name) == "prometheus":
+            servers.append((each, result))
+            continue
         with show(name) as advance:
-            try:
-                ingest(each.source, store, each.since_s, each.until_s, result, _counting(result, advance))
-            except AlmanacError as error:
-                result.error = error
-        result.wall_s = time.monotonic() - started
+            _ingest_one(store, each, result, advance)
+    if len(servers) == 1:
+        with show("prometheus") as advance:
+            _ingest_one(store, *servers[0], advance)
+    elif servers:
+        from telemetry.sources.prometheus_servers import MOST_AT_ONCE
+
+        with show("prometheus") as advance, ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+            for future in [pool.submit(_ingest_one, store, each, result, advance) for each, result in servers]:
+                future.result()
     return results
+
+
+def _ingest_one(store: ClusterStore, each: SourceSpan, result: IngestResult, advance: Advance) -> None:
+    started = time.monotonic()
+    try:
+        ingest(each.source, store, each.since_s, each.until_s, result, _counting(result, advance))
+    except AlmanacError as error:
+        result.error = error
+    result.wall_s = time.monotonic() - started
 
 
 def _counting(result: IngestResult, advance: Advance) -> Progress:

@@ -1,6 +1,8 @@
 """Settings of every test, what it may lack, and which tests `make test-unit` leaves out for their length."""
 
 import fcntl
+import functools
+import gc
 import os
 import re
 import secrets
@@ -10,6 +12,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -19,6 +22,9 @@ from xdist.workermanage import WorkerController
 sys.path.append(str(Path(__file__).parent))
 
 import durations
+import one_duckdb
+
+from advisor import version_folders
 
 # In the background of a script Ctrl-C is ignored, under nohup a hang-up, and so by children of which it is tested.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -37,7 +43,25 @@ settings.load_profile("almanac")
 def _no_wait_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
-        patch.setattr("reports.mail.outbox_file.SYNCHRONOUS", "OFF")
+        patch.setattr("reports.mail.record_file.SYNCHRONOUS", "OFF")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_duckdb() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duckdb, "connect", one_duckdb.connect)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_model_checked_once() -> Iterator[None]:
+    """Commands of one process each load the models that a site was trained with, and check every tree."""
+    known = functools.lru_cache(64)(version_folders._require_whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            version_folders, "_require_whole", lambda text, names: known(text, names if names is None else (*names,))
+        )
         yield
 
 
@@ -111,6 +135,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(durations.Measure())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection, which would look at all that was collected again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"property tests: --hypothesis-seed={config.option.hypothesis_seed}"
 
@@ -124,8 +158,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in first)
 
 
-MOST_CLUSTERS = {"24.11": 2}
-"""Processes that may each run a cluster of a site; one where nothing is said. Native ones would share users."""
+MOST_CLUSTERS = {"24.11": 2, "native": 2}
+"""Processes that may each run a cluster of a site; one where nothing is said."""
 
 
 class ProcessPerCluster(LoadScopeScheduling):

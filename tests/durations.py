@@ -18,7 +18,7 @@ LIMIT_S = 0.5
 MOST = 0.08
 """Share of the cases that may be slow: if more take longer than LIMIT_S, the slowest of them are."""
 SPARED_S = 3
-PACKAGES = ("almanac", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli")
+PACKAGES = ("almanac", "slurm", "telemetry", "advisor", "demo", "simulator", "slurm_hooks", "reports", "cli")
 
 
 def listed() -> set[str]:

@@ -1,4 +1,4 @@
-"""What is installed beside us: no clash with our generic top-level names, and a lock that pins all of it."""
+"""Other distributions of the environment: no clash with our generic top-level names, and a lock that pins all."""
 
 from __future__ import annotations
 

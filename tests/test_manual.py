@@ -39,6 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def commands(group: click.Group, name: str = "almanac") -> Iterator[tuple[str, click.Command]]:
     yield name, group
     for key, command in group.commands.items():
+        if command.hidden:
+            continue
         if isinstance(command, click.Group):
             yield from commands(command, f"{name}-{key}")
         else:
@@ -52,6 +54,9 @@ def test_each_command_has_a_page_that_names_each_option(folder: Path) -> None:
     for name, command in found.items():
         page = (folder / "man1" / f"{name}.1").read_text().replace("\\-", "-")
         assert page.startswith(".TH")
+        about = page.partition(".SH NAME\n")[2].partition("\n")[0].partition(" - ")[2]
+        assert about, name
+        assert not about.endswith("."), name  # whole: "..." is what click puts for a cut rest
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 for spelling in parameter.opts:
@@ -67,6 +72,7 @@ def test_the_main_page_tells_the_exit_codes(folder: Path) -> None:
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
 def test_man_formats_every_page(folder: Path) -> None:
     own = [ROOT / "scripts" / "debian" / f"{name}.1" for name in ("almanac-pack", "almanac-restart", "sbatch-almanac")]
+    own += [ROOT / "scripts" / "debian" / f"almanac-{name}.8" for name in ("collect", "distribute")]
     pages = [*(folder / "man1").iterdir(), *own]
     for page in pages:
         done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import time
@@ -110,7 +111,7 @@ def test_two_installations_follow_each_other(install: Install, policy: Path) -> 
 
 
 def engine(programs: Callable[..., dict[str, str]], root: Path) -> str:
-    """What with-docker.sh says; its dockerd writes to the folder's `started` and ends."""
+    """Return with-docker.sh's output; its dockerd writes to the folder's `started` and ends."""
     line = 'touch "$ALMANAC_DOCKER_ROOT/started"; exit 1'
     env = programs(docker="exit 1", docker_compose="exit 0", dockerd=line, debootstrap="", iptables="", ip="exit 1")
     env |= {"ALMANAC_DOCKER_ROOT": str(root), "ALMANAC_SITES": "24.11"}
@@ -150,6 +151,21 @@ def test_the_engines_folder_is_roots_alone(
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
+# --- venv.sh
+
+
+def test_an_environment_that_is_a_link_stays_as_it_was(tmp_path: Path) -> None:
+    """pip would install this checkout into another one's environment."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / ".venv").symlink_to("other")
+    done = subprocess.run(["bash", SCRIPTS / "venv.sh", tmp_path / ".venv"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert f"{tmp_path}/.venv is a symbolic link to other; a folder of this checkout is expected" in done.stderr
+    assert f"try: rm {tmp_path}/.venv" in done.stderr
+    assert (tmp_path / ".venv").is_symlink()
+    assert list((tmp_path / "other").iterdir()) == []
+
+
 # --- debian/*.postrm
 
 
@@ -181,3 +197,23 @@ def test_a_purge_ends_well_where_the_advice_cannot_be_removed(tmp_path: Path, pa
     for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
         script = script.replace(path, f"{tmp_path}{path}")
     subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)
+
+
+def test_what_remains_after_a_purge_is_what_the_page_says(tmp_path: Path) -> None:
+    """Every folder that the package makes has its row in docs/questions.md, and is there or gone as that says."""
+    page = (SCRIPTS.parent / "docs" / "questions.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(/var/[^`]+)`[^|]*\| ([^|]+) \|", page, re.MULTILINE))
+    made = [line.split()[1] for line in (SCRIPTS.parent / "slurm_hooks/system/tmpfiles.conf").read_text().splitlines()
+            if line.startswith("d ")]  # fmt: skip
+    assert {path for path in made if str(Path(path).parent) not in made} == set(rows)
+    for path in made:
+        (tmp_path / path[1:]).mkdir(parents=True, exist_ok=True)
+    for package in ("slurm-almanac", "slurm-almanac-client"):
+        script = (SCRIPTS / "debian" / f"{package}.postrm").read_text()
+        for path in ("/var/lib/", "/var/log/", "/var/spool/", "/etc/", "/run/"):
+            script = script.replace(path, f"{tmp_path}{path}")
+        subprocess.run(["sh", "-c", script, "postrm", "purge"], check=True, timeout=30)
+    for path, said in rows.items():
+        stays = (tmp_path / path[1:]).exists()
+        assert said.startswith("stays" if stays and "/spool/" not in path else ("removed", "`ended` removed")), path
+    assert not (tmp_path / "var/spool/almanac/ended").exists()

@@ -91,7 +91,7 @@ class Caller:
 
     @property
     def environment(self) -> dict[bytes, bytes]:
-        """What sbatch, and so the job, got."""
+        """Return the words that sbatch, and so the job, got."""
         block = bytes.fromhex(json.loads(self.out.read_text())["environ"])
         pairs = (entry.partition(b"=") for entry in block.split(b"\0") if entry)
         return {name: value for name, _, value in pairs}
@@ -126,6 +126,8 @@ def test_what_a_caller_sets_neither_breaks_them_nor_runs(scripts: Path, caller: 
         assert caller.run(scripts / name, "n1;reboot", environ=environ).returncode in (2, 3)
     done = caller.run(scripts / "almanac-distribute", "--help", environ=environ)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: almanac-distribute ")
+    done = caller.run(scripts / "almanac-collect", "--help", environ=environ)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: almanac-collect ")
     pack = caller.run(scripts / "almanac-pack", "--items=3", "--", "echo", "{}", environ={**environ, **GPU})
     assert (pack.returncode, pack.stdout) == (0, "") and FOREIGN not in pack.stderr
     assert (caller.planted / "pack-3.out").read_text() == "3\n"

@@ -1,32 +1,45 @@
-"""Weighted means of what is known of a duration, and how much each part weighs.
+"""Blend estimates of a duration, put an interval around them, and scale them for the queue.
 
 People are told the median of the last runs of the same job, unless LightGBM's middle is clearly better. The queue is
 ranked by LightGBM's mean and the user's habit. "helios" in place of both is the paper's own blend, w · rolling estimate
-+ (1 - w) · LightGBM (helios-qssf-ces, 4.2.2).
++ (1 - w) · LightGBM (Hu et al., SC'21, 4.2.2).
+
+Intervals are split-conformal, by how much is known about a job (Vovk, Gammerman and Shafer 2005, by class). Their proof
+asks for exchangeable jobs. Those of one burst share their fate: each weighs 1 / √(jobs of its burst), so that no burst
+of hundreds is the whole evidence. And users change what they do: a job's weight halves for each HALF_LIFE_S that it
+ended before the newest one, down to LEAST_WEIGHT of it (Barber, Candes, Ramdas and Tibshirani 2023, Conformal
+prediction beyond exchangeability).
+
+Jobs are ranked by GPUs x run time^exponent. An exponent of 1 is the predicted GPU-time (Hu et al., SC'21, 4.2.2), 0 the
+GPU count alone. A wrong prediction can put a large job at the head of the queue, in front of small ones, so
+uncertain predictions count less. The exponent with the best rank correlation is not the one with the shortest queue:
+training asks a queue simulation of the site's newest jobs (simulator.policies.priority).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from advisor.backtest import Floats, ranks
 from advisor.duration.features import Features
-from advisor.evaluation.replay import DurationReplay
-from advisor.evaluation.scores import Floats, ranks
+from advisor.duration.replay import DurationReplay
 from almanac.config import Predictor, Training
 
 WEIGHT_STEP = 0.1
 MAX_HABIT = 0.5
-"""In the queue: where users change what they do, habit ranks them by what they no longer do."""
+"""Most weight of habit in the queue: if users change what they do, habit ranks them by what they no longer do."""
 CLEARLY = 3
 """Standard errors by which LightGBM must be better than the last runs."""
 
 
 @dataclass(frozen=True)
-class Weights:
+class BlendWeights:
     """Shares of a blend, 0..1; LightGBM has the rest."""
 
     habit: float = 0.0
@@ -38,8 +51,8 @@ class Weights:
         return max(1.0 - self.habit - self.last_runs - self.rolling, 0.0)
 
 
-PEOPLE = (Weights(last_runs=1.0), Weights(last_runs=0.5), Weights())
-"""What people can be told, the simplest first."""
+PEOPLE = (BlendWeights(last_runs=1.0), BlendWeights(last_runs=0.5), BlendWeights())
+"""Blends that people can be told, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class Parts:
     rolling_s: Floats
 
 
-def point(predictor: Predictor, weights: Weights, parts: Parts) -> Floats:
+def point(predictor: Predictor, weights: BlendWeights, parts: Parts) -> Floats:
     """The prediction for people, seconds."""
     if predictor == "helios":
         return _helios(weights, parts)
@@ -62,14 +75,14 @@ def point(predictor: Predictor, weights: Weights, parts: Parts) -> Floats:
     )
 
 
-def ranking(predictor: Predictor, weights: Weights, parts: Parts) -> Floats:
+def ranking(predictor: Predictor, weights: BlendWeights, parts: Parts) -> Floats:
     """The value that ranks the queue, seconds."""
     if predictor == "helios":
         return _helios(weights, parts)
     return blend([(weights.model, parts.mean_s), (weights.habit, parts.habit_s)])
 
 
-def _helios(weights: Weights, parts: Parts) -> Floats:
+def _helios(weights: BlendWeights, parts: Parts) -> Floats:
     rolling_s = np.where(np.isnan(parts.rolling_s), parts.mean_s, parts.rolling_s)
     seconds: Floats = weights.rolling * rolling_s + weights.model * parts.mean_s
     return seconds
@@ -87,16 +100,16 @@ def blend(weighted: Iterable[tuple[float, Floats]]) -> Floats:
 
 
 def clip_to_limit(predicted_s: Floats, features: Features) -> Floats:
-    """At least 1 s, and not above the time limit where one is set."""
+    """Clip predictions to at least 1 s, and to the time limit if one is set."""
     limit_s = np.exp(features.number("log_time_limit"))
     clipped: Floats = np.maximum(np.fmin(predicted_s, limit_s), 1.0)
     return clipped
 
 
-def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tuple[Weights, Weights]:
-    """For people and for the queue, from jobs that LightGBM had not seen."""
+def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tuple[BlendWeights, BlendWeights]:
+    """Choose the weights for people and for the queue, on jobs that LightGBM had not seen."""
 
-    def losses(is_queue: bool, choices: Sequence[Weights]) -> Floats:
+    def losses(is_queue: bool, choices: Sequence[BlendWeights]) -> Floats:
         """(choices, jobs)."""
         estimate, losses_of = (ranking, _rank_losses) if is_queue else (point, _error_losses)
         predicted = (clip_to_limit(estimate(config.predictor, each, parts), newest.features) for each in choices)
@@ -104,19 +117,19 @@ def choose_weights(parts: Parts, newest: DurationReplay, config: Training) -> tu
 
     grid = [round(float(each), 10) for each in np.arange(0.0, 1.0 + WEIGHT_STEP / 2, WEIGHT_STEP)]
     if config.predictor == "helios":
-        choices = [Weights(rolling=each) for each in grid]
+        choices = [BlendWeights(rolling=each) for each in grid]
         people, queue = (choices[_near_best(losses(is_queue, choices), 1.0)[-1]] for is_queue in (False, True))
         return people, queue
-    near = _near_best(losses(True, [Weights(each) for each in grid]), 2.0)
+    near = _near_best(losses(True, [BlendWeights(each) for each in grid]), 2.0)
     people = PEOPLE[_clearly_better(losses(False, PEOPLE), newest.bursts())]
-    return people, Weights(min(float(np.mean([grid[place] for place in near])), MAX_HABIT))
+    return people, BlendWeights(min(float(np.mean([grid[place] for place in near])), MAX_HABIT))
 
 
-def unproven(config: Training) -> tuple[Weights, Weights]:
-    """For people and for the queue, where there are too few jobs to choose on."""
+def unproven(config: Training) -> tuple[BlendWeights, BlendWeights]:
+    """Return the weights for people and for the queue to use if there are too few jobs to choose on."""
     if config.predictor == "helios":
-        return (Weights(),) * 2
-    return PEOPLE[0], Weights(habit=MAX_HABIT)
+        return (BlendWeights(),) * 2
+    return PEOPLE[0], BlendWeights(habit=MAX_HABIT)
 
 
 def _near_best(losses: Floats, errors: float) -> list[int]:
@@ -130,7 +143,7 @@ def _near_best(losses: Floats, errors: float) -> list[int]:
 
 
 def _clearly_better(losses: Floats, bursts: npt.NDArray[np.int64]) -> int:
-    """Place of the best choice that is better than the first by CLEARLY standard errors; 0 where none is.
+    """Place of the best choice that is better than the first by CLEARLY standard errors; 0 without one.
 
     losses: (choices, jobs). Errors are those of independent bursts with a mean of 0: jobs of one share their fate.
     """
@@ -158,3 +171,109 @@ def _standard(values: Floats) -> Floats:
     spread = values.std()
     standard: Floats = (values - values.mean()) / (spread if spread > 0 else 1.0)
     return standard
+
+
+CLASSES = ("same kind", "same user", "new user")
+COVERAGE = 0.8
+"""Share of jobs that end inside the interval of their predicted duration: what the advice calls usual."""
+KNOWN_RUNS = 5
+MIN_RESIDUALS = 30
+"""Least residuals of a class with its own interval; a class with fewer has that of all jobs together."""
+HALF_LIFE_S, LEAST_WEIGHT = 36 * 3600, 0.05
+"""Compared on both parts of the Helios and Mason traces; no unseen trace confirms it (docs/predictor-trials.md)."""
+
+
+def evidence_classes(features: Features) -> npt.NDArray[np.str_]:
+    """CLASSES, one per job, by whether KNOWN_RUNS runs of the same kind, or of the same user, had ended."""
+    least = math.log1p(KNOWN_RUNS) - 1e-9
+    is_kind, is_user = (features.number(f"{scope}_log_runs") >= least for scope in ("twin", "user"))
+    return np.where(is_kind, CLASSES[0], np.where(is_user, CLASSES[1], CLASSES[2]))
+
+
+def conformal_margins(point_s: Floats, newest: DurationReplay, coverage: float) -> dict[str, tuple[float, float]]:
+    """Return, by class, the log residuals that bound the share `coverage` of the next ones; under "" those of all jobs.
+
+    If n jobs ended at once, each a burst of its own, a side is the ceil((n + 1)(1 + coverage) / 2)-th residual from the
+    other end, or the outermost.
+    """
+    residuals = np.log(np.maximum(newest.duration_s, 1.0)) - np.log(point_s)
+    bursts = newest.bursts()
+    age_s = newest.end_s.max() - newest.end_s
+    weights = np.maximum(np.exp2(-age_s / HALF_LIFE_S), LEAST_WEIGHT) / np.sqrt(np.bincount(bursts)[bursts])
+    classes = evidence_classes(newest.features)
+    groups = {"": np.full(len(newest), True), **{name: classes == name for name in CLASSES}}
+    known = {name: rows for name, rows in groups.items() if not name or rows.sum() >= MIN_RESIDUALS}
+    ends = {
+        name: [_upper(side * residuals[rows], weights[rows], coverage) for side in (-1, 1)]
+        for name, rows in known.items()
+    }
+    return {name: (min(-lower, 0.0), max(upper, 0.0)) for name, (lower, upper) in ends.items()}
+
+
+def _upper(residuals: Floats, weights: Floats, coverage: float) -> float:
+    """The weighted quantile (1 + coverage) / 2, where the next job weighs as much as the heaviest."""
+    order = np.argsort(residuals, kind="stable")
+    reached = np.cumsum(weights[order]) / (weights.sum() + weights.max())
+    place = int(np.searchsorted(reached, (1 + coverage) / 2 - 1e-12))
+    return float(residuals[order[min(place, len(order) - 1)]])
+
+
+DEFAULT_EXPONENT, DEFAULT_MIDDLE_S = 0.5, 3600.0
+"""Used until something is learned."""
+
+
+class QueuedJobs(NamedTuple):
+    """Jobs that ended, with the run times that were predicted before they ran. Arrays of equal length; seconds."""
+
+    submit_s: Floats
+    gpu_count: Floats
+    run_s: Floats
+    predicted_s: Floats
+
+
+ChooseExponent = Callable[[QueuedJobs], float]
+
+
+def default_exponent(jobs: QueuedJobs) -> float:
+    return DEFAULT_EXPONENT
+
+
+@dataclass(frozen=True)
+class RankScale:
+    """The map from predicted run times to the GPU-times that rank jobs.
+
+    exponent: weight of the run time: GPUs x run time^exponent. middle_gpus, middle_s: a middle job, whose GPU-time
+    stays as it is; seconds. stretch: exponent of the whole, so that ranked GPU-times spread as widely as predicted
+    ones, and the age of jobs counts as much.
+    """
+
+    exponent: float = DEFAULT_EXPONENT
+    middle_s: float = DEFAULT_MIDDLE_S
+    stretch: float = 1.0
+    middle_gpus: float = 1.0
+
+    def ranked(self, gpu_count: Floats | float, run_s: Floats | float) -> Floats:
+        """The GPU-times by which jobs are ranked, GPU-seconds. gpu_count: above 0."""
+        middle = self.middle_gpus * self.middle_s
+        gpu_time_s = np.asarray(gpu_count) * self.middle_s * (np.asarray(run_s) / self.middle_s) ** self.exponent
+        scaled: Floats = middle * (gpu_time_s / middle) ** self.stretch
+        return scaled
+
+
+PREDICTED_AS_IT_IS = RankScale(1.0)
+
+
+def choose_scale(newest: DurationReplay, predicted_s: Floats, choose: ChooseExponent) -> RankScale:
+    """Choose the scale on jobs that the model had not seen when it predicted them."""
+    gpu_count = newest.features.number("gpu_count")
+    predicted_s = clip_to_limit(predicted_s, newest.features)
+    is_in = (gpu_count > 0) & np.isfinite(predicted_s) & np.isfinite(newest.duration_s)
+    if not is_in.any():
+        return RankScale()
+    columns = (newest.submit_s, gpu_count, newest.duration_s, predicted_s)
+    jobs = QueuedJobs(*(np.asarray(each, dtype="float64")[is_in] for each in columns))
+    exponent = choose(jobs)
+    log_gpus, log_s = np.log(jobs.gpu_count), np.log(jobs.predicted_s)
+    spread, held = float(np.std(log_gpus + log_s)), float(np.std(log_gpus + exponent * log_s))
+    stretch = min(max(spread / held, 1.0), 1.0 / exponent) if held > 0 else 1.0
+    return RankScale(exponent, float(np.exp(np.mean(log_s))), stretch, float(np.exp(np.mean(log_gpus))))

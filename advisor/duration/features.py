@@ -1,4 +1,4 @@
-"""What is known of a job when it is submitted, and what its user's runs say: the features of the duration model.
+"""Features of the duration model: a job at its submission, and its user's past runs.
 
 One path serves replay (a sweep over time) and a live request (the user's own rows, in the same order): a job counts
 as ended once it has ended before the submission, as running once it has started before it, and only for its own
@@ -11,15 +11,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from almanac.config import Tier
-from almanac.records import Request
+from almanac.config import Config, Tier
+from almanac.records import JobRequest
 from almanac.tiers import requested_tier
+from slurm.states import NODE_FAILED, PART_OF_JOB
 
 ROUND_S, SCHEDULED_WITHIN_S = 1800, 60
 """A submission in the first minute of a full or half hour is a timer's, as cron's are, or may be."""
@@ -50,12 +52,11 @@ ENDED = (
 RUNNING = ("running", "log_oldest_s", "log_middle_s", "log_youngest_s")
 NUMBERS = _REQUESTED + tuple(f"{scope}_{name}" for scope in SCOPES for name in ENDED + RUNNING)
 _PLACES = {name: place for place, name in enumerate(NUMBERS)}
-_PARTS_OF_A_JOB = ("REQUEUED", "RESIZING")
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """What Slurm knows when a job is submitted. gpu_type is left out: accounting names what was allocated."""
+class SubmittedJob:
+    """A job as Slurm knows it at submission. gpu_type is left out: accounting names what was allocated."""
 
     user: str
     account: str
@@ -89,16 +90,16 @@ class Submission:
 class EndedJob:
     """A job that is over: its submission, how long it ran and how it went."""
 
-    submission: Submission
+    submission: SubmittedJob
     end_s: int
     duration_s: float
     is_failed: bool
 
 
-def submission_of(request: Request, tiers: Sequence[Tier]) -> Submission:
+def submission_of(request: JobRequest, tiers: Sequence[Tier]) -> SubmittedJob:
     """A live request as the history would record it."""
     tier = requested_tier(request, tiers)
-    return Submission(
+    return SubmittedJob(
         user=request.user,
         account=request.account,
         partition=request.partition,
@@ -115,7 +116,7 @@ def submission_of(request: Request, tiers: Sequence[Tier]) -> Submission:
     )
 
 
-def submissions(history: pd.DataFrame) -> list[Submission]:
+def submissions(history: pd.DataFrame) -> list[SubmittedJob]:
     """One per row of the history frame, in its order."""
     texts = [texts_of(history[name]) for name in CATEGORIES]
     counts = [history[name].fillna(0).astype("int64").tolist() for name in ("gpu_count", "node_count", "cpu_count")]
@@ -123,7 +124,7 @@ def submissions(history: pd.DataFrame) -> list[Submission]:
     arrays = history["is_array"].fillna(False).astype(bool).tolist()
     submits = history["submit_s"].astype("int64").tolist()
     scripts = texts_of(history["script_key"]) if "script_key" in history else [""] * len(history)
-    return [Submission(*row) for row in zip(*texts, *counts, limits, arrays, submits, scripts, strict=True)]
+    return [SubmittedJob(*row) for row in zip(*texts, *counts, limits, arrays, submits, scripts, strict=True)]
 
 
 def texts_of(column: pd.Series[Any]) -> list[str]:
@@ -134,14 +135,14 @@ def texts_of(column: pd.Series[Any]) -> list[str]:
 
 
 def is_packed(history: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Row by row: whether the job is known to have run several tasks on each GPU. Unknown counts as not."""
+    """Row by row, True if the job is known to have run several tasks on each GPU."""
     if "is_packed" not in history:
         return np.zeros(len(history), dtype=bool)
     found: npt.NDArray[np.bool_] = history["is_packed"].isin([True]).to_numpy(dtype=bool)
     return found
 
 
-def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) -> list[EndedJob | None]:
+def ended_jobs(history: pd.DataFrame, jobs: Sequence[SubmittedJob] | None = None) -> list[EndedJob | None]:
     """One per row of the history frame, in its order; None for a job that is still running, and for a part of one.
 
     jobs: the rows' submissions, where the caller has them.
@@ -151,7 +152,7 @@ def ended_jobs(history: pd.DataFrame, jobs: Sequence[Submission] | None = None) 
     states = history["state"].fillna("").astype(str).tolist()
     return [
         None
-        if math.isnan(end) or math.isnan(duration) or state in _PARTS_OF_A_JOB
+        if math.isnan(end) or math.isnan(duration) or state in _NO_RUN
         else EndedJob(job, int(end), max(duration, 1.0), not state.startswith("COMPLETED"))
         for job, end, duration, state in zip(jobs or submissions(history), ends, durations, states, strict=True)
     ]
@@ -164,6 +165,8 @@ def outcomes(ended: pd.DataFrame) -> tuple[npt.NDArray[np.float64], npt.NDArray[
     return np.maximum(ended["elapsed_s"].to_numpy(dtype="float64"), 1.0), failed[codes]
 
 
+_NO_RUN = PART_OF_JOB | set(NODE_FAILED)
+"""States whose run time is not the job's: parts of it, and those that a node ended."""
 HISTORY_COLUMNS = (
     *CATEGORIES,
     *("gpu_count", "node_count", "cpu_count", "time_limit_s", "is_array", "job_id"),
@@ -173,15 +176,15 @@ HISTORY_COLUMNS = (
 
 
 def has_ended(history: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Row by row: whether ended_jobs() has a job."""
+    """Row by row, True if ended_jobs() has a job."""
     is_timed = history["end_s"].notna() & history["elapsed_s"].notna()
-    ended: npt.NDArray[np.bool_] = (is_timed & ~history["state"].isin(_PARTS_OF_A_JOB)).to_numpy(dtype=bool)
+    ended: npt.NDArray[np.bool_] = (is_timed & ~history["state"].isin(_NO_RUN)).to_numpy(dtype=bool)
     return ended
 
 
 def without_parts(history: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are no part of a requeued or resized job; running jobs among them."""
-    return history[~history["state"].fillna("").isin(_PARTS_OF_A_JOB)]
+    """Return the rows of whole jobs, running ones included, without parts of requeued or resized jobs."""
+    return history[~history["state"].fillna("").isin(PART_OF_JOB)]
 
 
 def submitted_by(history: pd.DataFrame, now_s: int, history_days: int) -> pd.DataFrame:
@@ -193,7 +196,7 @@ def submitted_by(history: pd.DataFrame, now_s: int, history_days: int) -> pd.Dat
     submit_s, end_s = (history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("submit_s", "end_s"))
     end_s = np.where(end_s < now_s, end_s, math.nan)
     is_lost = np.isnan(end_s) & (submit_s < now_s - history_days * 86_400)
-    is_part = history["state"].isin(_PARTS_OF_A_JOB).to_numpy(dtype=bool)
+    is_part = history["state"].isin(_NO_RUN).to_numpy(dtype=bool)
     return _taken(history, (submit_s < now_s) & ~is_part & ~is_lost, end_s)
 
 
@@ -204,7 +207,7 @@ def known_at(history: pd.DataFrame, now_s: int) -> pd.DataFrame:
 
 
 def _taken(history: pd.DataFrame, is_in: npt.NDArray[np.bool_], end_s: npt.NDArray[np.float64]) -> pd.DataFrame:
-    """These rows with these ends, by submission: one copy, for each more of 400,000 rows takes 100 MiB."""
+    """Return these rows with these ends, by submission: one copy, for each more of 400,000 rows takes 100 MiB."""
     rows = np.flatnonzero(is_in)
     keys = [history[name].to_numpy()[rows] for name in ("start_s", "job_id", "submit_s")]
     rows = rows[np.lexsort(keys)]
@@ -212,7 +215,7 @@ def _taken(history: pd.DataFrame, is_in: npt.NDArray[np.bool_], end_s: npt.NDArr
 
 
 class Event(IntEnum):
-    """In the order in which events of the same second are told: a submission knows of no other."""
+    """Kinds of events, in the order of those of one second: a submission sees no other event of its second."""
 
     SUBMIT = 0
     START = 1
@@ -225,7 +228,7 @@ _EVENTS = tuple(Event)
 def events(history: pd.DataFrame) -> Iterator[tuple[int, Event]]:
     """(row, event) in order of time, whatever the frame's order; equal times go by event, then by job id.
 
-    A job that ends before it starts is told as if it had never run.
+    A job that ends before it starts counts as one that never ran.
     """
     return in_order(history, event_times(history))
 
@@ -258,12 +261,12 @@ def sweep(history: pd.DataFrame) -> Iterator[tuple[int, bool]]:
 
 
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp]
-"""Which rows: a mask, or their numbers."""
+"""Rows: a mask, or their numbers."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """numbers: (jobs, NUMBERS), NaN where unknown; categories: (jobs, CATEGORIES) of str."""
+    """Features of jobs. numbers: (jobs, NUMBERS), NaN if unknown. categories: (jobs, CATEGORIES) of str."""
 
     numbers: npt.NDArray[np.float64]
     categories: npt.NDArray[np.object_]
@@ -276,7 +279,7 @@ class Features:
         return self.numbers[:, _PLACES[name]]
 
     def first_known(self, *names: str) -> npt.NDArray[np.float64]:
-        """Of these columns of NUMBERS the first that is known, by row; NaN where none is."""
+        """Of these columns of NUMBERS the first known value of each row; NaN without one."""
         found = self.number(names[0])
         for name in names[1:]:
             found = np.where(np.isnan(found), self.number(name), found)
@@ -291,9 +294,25 @@ class Features:
         return Features(self.numbers[rows], self.categories[rows])
 
 
-def features_of(jobs: Sequence[Submission], numbers: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> Features:
-    """numbers: as Past.features gave them, one per job."""
+def features_of(jobs: Sequence[SubmittedJob], numbers: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> Features:
+    """Join jobs and their numbers, as SubmissionHistory.features gave them, one tuple a job."""
     categories = np.empty((len(jobs), len(CATEGORIES)), dtype=object)
     for row, job in enumerate(jobs):
         categories[row] = job.categories
     return Features(np.asarray(numbers, dtype="float64").reshape(len(jobs), len(NUMBERS)), categories)
+
+
+@dataclass(frozen=True)
+class AdviceRequest:
+    """A submission at request.submit_s, the submitting user's own jobs, and the settings.
+
+    history: load_history(..., running=True) of that user.
+    """
+
+    request: JobRequest
+    history: pd.DataFrame
+    config: Config
+
+    @cached_property
+    def job(self) -> SubmittedJob:
+        return submission_of(self.request, self.config.tiers)

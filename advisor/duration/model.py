@@ -1,12 +1,12 @@
-"""The duration model: two outputs, because they are two jobs.
+"""The duration model: LightGBM on submit-time features, with two outputs, because they are two jobs.
 
 The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
 mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
 mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
 the second is the better one, elsewhere the first. The prediction for people is the median of the last runs of the same
-job, or where that is clearly better LightGBM's middle, with an interval (advisor.duration.blend).
+job, or where that is clearly better LightGBM's middle, with an interval.
 
-Weights are chosen, and intervals made (advisor.duration.intervals), on what LightGBM said of jobs that it had not
+Weights are chosen, and intervals made (advisor.duration.blend), on LightGBM's predictions for jobs that it had not
 seen: each training predicts the jobs that ended since the last one with the model of that time, and keeps the newest.
 Only the first training tries a model of older jobs on the newest ones.
 """
@@ -15,23 +15,104 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from advisor.duration.blend import Parts, Weights, choose_weights, clip_to_limit, point, ranking, unproven
-from advisor.duration.features import Features
-from advisor.duration.intervals import COVERAGE, conformal_margins, evidence_classes
-from advisor.duration.rank_scale import ChooseExponent, RankScale, choose_scale, default_exponent
-from advisor.duration.trees import MEAN, MIDDLE, SEED, Vocabularies, encode, fit_trees, predict_logs, vocabularies_of
-from advisor.evaluation.replay import DurationReplay
-from advisor.evaluation.scores import Floats
-from advisor.tree_text import booster
+from advisor.backtest import Floats
+from advisor.duration.blend import (
+    COVERAGE,
+    BlendWeights,
+    ChooseExponent,
+    Parts,
+    RankScale,
+    choose_scale,
+    choose_weights,
+    clip_to_limit,
+    conformal_margins,
+    default_exponent,
+    evidence_classes,
+    point,
+    ranking,
+    unproven,
+)
+from advisor.duration.features import NUMBERS, Features
+from advisor.duration.replay import DurationReplay
+from advisor.version_folders import booster
 from almanac.config import Predictor, Training
+
+CATEGORIES = ("account", "partition", "qos", "tier")
+"""Encoded for LightGBM. User and name family are left out: their aggregates say more, and many values only overfit."""
+MIN_VALUE_COUNT = 20
+ROUNDS = 150
+SEED = 1
+"""Seed of LightGBM: the same jobs give the same model."""
+MEAN, MIDDLE = "regression", "huber"
+"""Objectives. The mean protects the queue from under-rating long jobs; people are told what half of the jobs take."""
+
+_PARAMETERS: Mapping[str, Any] = {
+    "learning_rate": 0.05,
+    "num_leaves": 7,
+    "feature_fraction": 0.6,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "lambda_l2": 5.0,
+    "cat_smooth": 30.0,
+    "deterministic": True,
+    "force_row_wise": True,
+    # The sums of a histogram depend on how rows are shared between threads: a fixed number makes them repeatable, and
+    # one is the fastest for trees this small, most of all on a busy machine.
+    "num_threads": 1,
+    "verbosity": -1,
+}
+
+Vocabularies = Mapping[str, tuple[str, ...]]
+
+
+def encode(features: Features, vocabularies: Mapping[str, Sequence[str]]) -> Floats:
+    """Return (jobs, NUMBERS + CATEGORIES): categories as codes, NaN for a value that was not seen in training."""
+    codes = np.empty((len(features), len(CATEGORIES)))
+    for place, name in enumerate(CATEGORIES):
+        table = {value: float(code) for code, value in enumerate(vocabularies.get(name, ()))}
+        codes[:, place] = [table.get(value, math.nan) for value in features.category(name)]
+    return np.hstack([features.numbers, codes])
+
+
+def vocabularies_of(features: Features) -> dict[str, tuple[str, ...]]:
+    """Values with enough jobs, sorted, so that the codes do not depend on the order of rows."""
+    found = {}
+    for name in CATEGORIES:
+        values, counts = np.unique(np.array([value for value in features.category(name) if value]), return_counts=True)
+        found[name] = tuple(str(value) for value in values[counts >= MIN_VALUE_COUNT])
+    return found
+
+
+def fit_trees(past: DurationReplay, log_from: Floats, vocabularies: Vocabularies, objective: str, seed: int) -> str:
+    """LightGBM's own text of a model of log durations, less log_from."""
+    import lightgbm  # 0.4 s, and not needed by what only reads advice
+
+    data = lightgbm.Dataset(
+        encode(past.features, vocabularies),
+        np.log(np.maximum(past.duration_s, 1.0)) - log_from,
+        feature_name=[*NUMBERS, *CATEGORIES],
+        categorical_feature=[name for name in CATEGORIES if vocabularies[name]],
+        params={"verbosity": -1},
+    )
+    smallest_leaf = max(10, min(100, len(past) // 40))
+    parameters = {**_PARAMETERS, "objective": objective, "min_data_in_leaf": smallest_leaf, "seed": seed}
+    text: str = lightgbm.train(parameters, data, num_boost_round=ROUNDS).model_to_string()
+    return text
+
+
+def predict_logs(model: Any, encoded: Floats) -> Floats:
+    """Natural logarithms of seconds, one per row."""
+    logs: Floats = np.asarray(model.predict(encoded, num_threads=1), dtype="float64")
+    return logs
+
 
 SAME_JOB = ("twin_log_median5", "family_log_median5", "shape_log_median5", "user_log_median5")
 HABIT_COLUMNS = ("clock_decayed", "user_decayed")
@@ -46,7 +127,7 @@ TREES = ("mean", "change", "middle")
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedDurations:
     """Seconds, one per job: the prediction for people and its interval, that of the queue (to which RankScale is still
     to be applied), and LightGBM's.
     """
@@ -58,9 +139,8 @@ class Predicted:
     model_s: Floats
 
 
-@dataclass(frozen=True)
-class Unseen:
-    """What LightGBM said of a job that it had not seen, seconds."""
+class Unseen(NamedTuple):
+    """LightGBM's prediction for a job that it had not seen, seconds."""
 
     job_id: int
     submit_s: int
@@ -70,10 +150,10 @@ class Unseen:
 
 @dataclass(frozen=True)
 class DurationModel:
-    """texts: LightGBM's own, by TREES; vocabularies: values in the order of their codes.
+    """A trained model of run times. texts: LightGBM's own, by TREES. vocabularies: values in the order of their codes.
 
-    habit_s: the habit of an unknown user. margins: by class the two log residuals that enclosed the share `coverage`
-    of unseen jobs. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: the model has seen only jobs that
+    habit_s: the habit of an unknown user. margins: by class the two log residuals that enclosed the share `coverage` of
+    unseen jobs. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: the model has seen only jobs that
     ended before.
     """
 
@@ -81,8 +161,8 @@ class DurationModel:
     texts: Mapping[str, str]
     vocabularies: Vocabularies
     habit_s: float
-    weights: Weights
-    rank_weights: Weights
+    weights: BlendWeights
+    rank_weights: BlendWeights
     rank_scale: RankScale
     coverage: float
     margins: Mapping[str, tuple[float, float]]
@@ -104,29 +184,29 @@ class DurationModel:
             rolling_s=rolling_s,
         )
 
-    def predict_all(self, features: Features, rolling_s: Floats) -> Predicted:
-        """At least 1 s, and not above the time limit."""
+    def predict_all(self, features: Features, rolling_s: Floats) -> PredictedDurations:
+        """Predict each job's duration, at least 1 s, and not above the time limit."""
         return self.blend(self.parts(features, rolling_s), features)
 
-    def blend(self, parts: Parts, features: Features) -> Predicted:
-        """The same of estimates that are known already."""
+    def blend(self, parts: Parts, features: Features) -> PredictedDurations:
+        """Blend estimates that `parts` made into predictions, at least 1 s, and not above the time limit."""
         point_s = clip_to_limit(point(self.predictor, self.weights, parts), features)
         rank_s = clip_to_limit(ranking(self.predictor, self.rank_weights, parts), features)
         everyone = self.margins.get("", (0.0, 0.0))
         margins = np.array([self.margins.get(name, everyone) for name in evidence_classes(features)]).reshape(-1, 2)
         low_s, high_s = (clip_to_limit(point_s * np.exp(margins[:, side]), features) for side in (0, 1))
-        return Predicted(point_s, low_s, high_s, rank_s, parts.middle_s)
+        return PredictedDurations(point_s, low_s, high_s, rank_s, parts.middle_s)
 
 
-def untrained(features: Features, rolling_s: Floats) -> Predicted:
-    """What is said without a model: the median of the last runs of the same job, without any the rolling estimate.
+def untrained(features: Features, rolling_s: Floats) -> PredictedDurations:
+    """Predict without a model: the median of the last runs of the same job, or else the rolling estimate.
 
     The rolling estimate ranks the queue.
     """
     last_s = np.exp(features.first_known(*SAME_JOB))
     point_s = clip_to_limit(np.where(np.isnan(last_s), rolling_s, last_s), features)
     nothing = np.full(len(features), math.nan)
-    return Predicted(point_s, nothing, nothing, clip_to_limit(rolling_s, features), nothing)
+    return PredictedDurations(point_s, nothing, nothing, clip_to_limit(rolling_s, features), nothing)
 
 
 def log_habit(features: Features, habit_s: float) -> Floats:
@@ -142,9 +222,9 @@ def _seconds(logs: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Fitted:
-    """model has seen all jobs; `newest` are those it was judged on, with what was said of them before it saw them.
+    """model has seen all jobs; `newest` are those it was judged on; parts: their predictions before it saw them.
 
-    parts is None where there were too few jobs to judge one. before: the jobs that were known then.
+    parts is None if there were too few jobs to judge one. before: the jobs that were known then.
     """
 
     model: DurationModel
@@ -159,7 +239,7 @@ def learned_rows(
     end_s: npt.NDArray[np.int64] | Floats,
     previous: DurationModel | None,
 ) -> npt.NDArray[np.intp]:
-    """Of ended jobs those that fit() needs, ascending: at most LEARNED, and those that `previous` is judged on."""
+    """Return the rows of ended jobs that fit() needs, ascending: at most LEARNED, and those that test `previous`."""
     order = np.lexsort((end_s, job_id, submit_s))
     if len(order) > LEARNED:
         order = order[np.linspace(0, len(order) - 1, LEARNED).astype("int64")]
@@ -191,7 +271,7 @@ def fit(
             people, queue = unproven(config)
             return Fitted(_fit(past, config, now_s, people, queue), None, before, newest)
         newest = newest.select(_by_end(newest, np.full(len(newest), True))[-UNSEEN:])
-        parts = _fit(before, config, now_s, Weights(), Weights()).parts(newest.features, newest.rolling_s)
+        parts = _fit(before, config, now_s, BlendWeights(), BlendWeights()).parts(newest.features, newest.rolling_s)
     before = past.select(past.end_s < newest.end_s.min())
     people, queue = choose_weights(parts, newest, config)
     point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
@@ -236,7 +316,7 @@ def _unseen(newest: DurationReplay, parts: Parts) -> tuple[Unseen, ...]:
 
 
 def _fit(
-    past: DurationReplay, config: Training, now_s: float, weights: Weights, rank_weights: Weights
+    past: DurationReplay, config: Training, now_s: float, weights: BlendWeights, rank_weights: BlendWeights
 ) -> DurationModel:
     """Without margins, and with the default scale of the ranking."""
     vocabularies = vocabularies_of(past.features)

@@ -1,4 +1,4 @@
-"""What a user's runs say of their next submission: the newest of each kind that have ended, and those that run now."""
+"""A user's past for a job that has not started: the newest runs of each kind that have ended, and those that run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from advisor.duration.features import (
     RUNNING,
     SCHEDULED_WITHIN_S,
     EndedJob,
-    Submission,
+    SubmittedJob,
     outcomes,
     texts_of,
 )
@@ -28,9 +28,9 @@ NEWEST = 8
 DECAY = 0.8
 Shape = tuple[int, int, int]
 Keys = tuple[tuple[object, ...], ...]
-"""Of a job's groups, in the order of SCOPES."""
+"""Keys of a job's groups, in the order of SCOPES."""
 _OF_GROUPS = ("user", "name_key", "gpu_count", "node_count", "cpu_count", "time_limit_s")
-"""Columns that Keys are made of, beside when a job was submitted."""
+"""Columns that Keys are made of, with the time of submission."""
 _NONE_ENDED = (math.nan,) * len(ENDED)
 _NONE_RUNNING = (0.0,) + (math.nan,) * (len(RUNNING) - 1)
 
@@ -86,10 +86,10 @@ class _Group:
     def stop(self, start_s: int) -> None:
         self.starts.pop(bisect.bisect_left(self.starts, start_s))
 
-    def features(self, submit_s: int) -> tuple[float, ...]:
-        return (self._ended(submit_s) if self.runs else _NONE_ENDED) + self._running(submit_s)
+    def features(self, at_s: int) -> tuple[float, ...]:
+        return (self._ended(at_s) if self.runs else _NONE_ENDED) + self._running(at_s)
 
-    def _ended(self, submit_s: int) -> tuple[float, ...]:
+    def _ended(self, at_s: int) -> tuple[float, ...]:
         """In the order of ENDED; durations as natural logarithms of seconds."""
         newest = list(self.newest)
         last2 = [math.exp(value) for value in newest[-2:]]
@@ -102,16 +102,16 @@ class _Group:
             _spread(newest),
             self.failed / self.runs,
             float(self.last_failed),
-            math.log1p(max(submit_s - self.last_end_s, 0)),
+            math.log1p(max(at_s - self.last_end_s, 0)),
         )
 
-    def _running(self, submit_s: int) -> tuple[float, ...]:
+    def _running(self, at_s: int) -> tuple[float, ...]:
         """In the order of RUNNING: how many, and the logarithms of how long the oldest, middle and newest have run."""
         starts = self.starts
         if not starts:
             return _NONE_RUNNING
         ages = (starts[0], starts[len(starts) // 2], starts[-1])
-        return (math.log1p(len(starts)), *(math.log1p(max(submit_s - start_s, 0)) for start_s in ages))
+        return (math.log1p(len(starts)), *(math.log1p(max(at_s - start_s, 0)) for start_s in ages))
 
 
 def _median(values: Sequence[float]) -> float:
@@ -128,23 +128,23 @@ def _spread(values: Sequence[float]) -> float:
     return math.sqrt(sum([(value - mean) ** 2 for value in values]) / len(values))
 
 
-class JobHistory:
-    """The jobs that have started and ended so far, as features of the next submission see them."""
+class SubmissionHistory:
+    """The jobs that have started and ended so far, as features of the next job see them."""
 
     def __init__(self) -> None:
         self._groups: defaultdict[tuple[object, ...], _Group] = defaultdict(_Group)
 
-    def start(self, job: Submission, start_s: int) -> None:
+    def start(self, job: SubmittedJob, start_s: int) -> None:
         for group in self._groups_of(job):
             bisect.insort(group.starts, start_s)
 
-    def stop(self, job: Submission, start_s: int) -> None:
+    def stop(self, job: SubmittedJob, start_s: int) -> None:
         """Observe the end of a job that start() observed."""
         for group in self._groups_of(job):
             group.stop(start_s)
 
     def absorb(self, job: EndedJob, start_s: int | None = None) -> None:
-        """start_s: what start() received for this job; None where start() did not."""
+        """Observe the end of a job. start_s: the start that start() received for it; None if start() did not see it."""
         groups, log_s = self._groups_of(job.submission), math.log(job.duration_s)
         if start_s is not None:
             for group in groups:
@@ -153,7 +153,7 @@ class JobHistory:
             group.add(job, log_s)
 
     def absorb_all(self, ended: pd.DataFrame) -> None:
-        """absorb() of these rows of the history frame, oldest end first, in a tenth of the time."""
+        """Observe the ends of these rows of the history frame, oldest first, as absorb() does, but quicker."""
         kinds, keys = self._kinds(ended)
         durations_s, is_failed = outcomes(ended)
         logs = np.array(list(map(math.log, durations_s.tolist())))
@@ -169,15 +169,15 @@ class JobHistory:
             for key, (first, last), *of_group in zip(found, itertools.pairwise(edges), *outcome, strict=True):
                 self._groups[key].add_all(by_group[first:last], *of_group)
 
-    def features(self, job: Submission) -> tuple[float, ...]:
-        """In the order of NUMBERS; NaN where nothing is known."""
+    def features(self, job: SubmittedJob, at_s: int) -> tuple[float, ...]:
+        """Return a job's features at a time from its submission on, in the order of NUMBERS; NaN where unknown."""
         values = [*_requested(job)]
         for key in _groups(job.user, job.name_key, job.shape, job.time_limit_s, job.is_scheduled):
             group = self._groups.get(key)
-            values.extend(group.features(job.submit_s) if group else _NONE_ENDED + _NONE_RUNNING)
+            values.extend(group.features(at_s) if group else _NONE_ENDED + _NONE_RUNNING)
         return tuple(values)
 
-    def _groups_of(self, job: Submission) -> list[_Group]:
+    def _groups_of(self, job: SubmittedJob) -> list[_Group]:
         keys = _groups(job.user, job.name_key, job.shape, job.time_limit_s, job.is_scheduled)
         return [self._groups[key] for key in keys]
 
@@ -207,7 +207,7 @@ def _numbered(keys: Iterable[Hashable]) -> tuple[npt.NDArray[np.intp], list[Hash
 
 
 def by_number(numbers: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], list[int]]:
-    """(the rows, number by number, each in their order; where in them each number begins, and the end)."""
+    """Return the rows sorted by number, stable, and the places at which each number begins, with the end."""
     # Numbers of 16 bits are sorted digit by digit, in a tenth of the time.
     few = numbers.astype("uint16") if numbers.max(initial=0) < 2**16 else numbers
     order = np.argsort(few, kind="stable")
@@ -226,7 +226,7 @@ def _groups(user: str, family: str, shape: Shape, time_limit_s: float, is_schedu
     )
 
 
-def _requested(job: Submission) -> tuple[float, ...]:
+def _requested(job: SubmittedJob) -> tuple[float, ...]:
     day_s = job.submit_s % 86_400
     return (
         float(job.gpu_count),

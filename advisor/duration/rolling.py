@@ -1,4 +1,4 @@
-"""The rolling estimate of a duration (helios-qssf-ces, 4.2.2 and algorithm 1, lines 14 to 19).
+"""The rolling estimate of a duration (Hu et al., SC'21, 4.2.2 and algorithm 1, lines 14 to 19).
 
 Three cases: an unknown user gets the site's mean at the same GPU count; a known user without a similar job name
 gets their own mean at that GPU count; similar names give an exponentially decayed mean, newest heaviest.
@@ -19,15 +19,15 @@ import pandas as pd
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from advisor.duration.features import EndedJob, Submission, outcomes, texts_of
+from advisor.duration.features import EndedJob, SubmittedJob, outcomes, texts_of
 from advisor.duration.past import by_number
 from almanac.names import is_family
 from almanac.records import DurationCase
 
 SIMILARITY = 0.8
-"""Smallest normalized Levenshtein similarity of similar names (helios-qssf-ces)."""
+"""Smallest normalized Levenshtein similarity of similar names (Hu et al., SC'21)."""
 DECAY = 0.8
-"""Weight of a matched run relative to the next newer one (helios-qssf-ces, algorithm 1)."""
+"""Weight of a matched run relative to the next newer one (Hu et al., SC'21, algorithm 1)."""
 MAX_RUNS = 50
 """Newest matched runs to use: with this decay, older ones weigh less than 0.002% of the newest."""
 MAX_FAMILIES = 400
@@ -78,13 +78,13 @@ class SiteMeans:
         self.overall.add(duration_s)
 
     def add_all(self, gpu_counts: npt.NDArray[np.int64], durations_s: npt.NDArray[np.float64]) -> None:
-        """add() of each."""
+        """Add each one, as add() does."""
         for gpu_count in np.unique(gpu_counts).tolist():
             self.by_gpus.setdefault(gpu_count, Mean()).add_all(durations_s[gpu_counts == gpu_count])
         self.overall.add_all(durations_s)
 
     def estimate(self, gpu_count: int, case: Literal["user", "site"]) -> Estimate | None:
-        """None where no job has ended."""
+        """The mean of as many GPUs, else of any number; None before a job has ended."""
         if not self.overall.number:
             return None
         if gpu_count in self.by_gpus:
@@ -99,7 +99,7 @@ class SiteMeans:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> SiteMeans:
-        """Raises KeyError, TypeError or ValueError for anything that to_json does not write."""
+        """Rebuild the means from to_json's data. Raises KeyError, TypeError, or ValueError for other data."""
         by_gpus, overall = data["by_gpus"], data["overall"]
         if not isinstance(by_gpus, dict):
             raise TypeError("by_gpus is not a table")
@@ -123,7 +123,7 @@ class _UserPast:
         self._absorbed = 0
 
     def add(self, keys: Sequence[str], durations_s: Sequence[float]) -> None:
-        """To the families alone, oldest first; means are told apart."""
+        """Add to the families alone, oldest first; means are added apart."""
         families = self.families
         for key, run in zip(keys, enumerate(durations_s, self._absorbed), strict=True):
             runs = families.get(key)
@@ -171,7 +171,7 @@ class RollingEstimator:
             self.site.add(job.submission.gpu_count, job.duration_s)
 
     def absorb_all(self, ended: pd.DataFrame) -> None:
-        """absorb() of these rows of the history frame, oldest end first, in a fraction of the time."""
+        """Observe the ends of these rows of the history frame, oldest first, as absorb() does, but quicker."""
         keys = np.array(texts_of(ended["name_key"]), dtype=object)
         gpu_counts = ended["gpu_count"].fillna(0).to_numpy(dtype="int64")
         durations_s, _ = outcomes(ended)
@@ -190,8 +190,8 @@ class RollingEstimator:
             user = self._users[name] = _UserPast(MAX_RUNS)
         return user
 
-    def estimate(self, job: Submission) -> Estimate | None:
-        """None where neither the user nor the site has a single ended job."""
+    def estimate(self, job: SubmittedJob) -> Estimate | None:
+        """Estimate a job's duration; None before any job of the user or the site has ended."""
         user = self._users.get(job.user)
         if user is None:
             return self.site.estimate(job.gpu_count, "site")

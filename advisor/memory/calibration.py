@@ -1,4 +1,4 @@
-"""How far above the highest need a bound must lie: learned from what the site's own past came to, class by class.
+"""Learn how far above the highest need a bound must lie, class by class, from the site's own past.
 
 Each past run is scored with the evidence that it had when it was submitted: (log need - centre) / scale. The margin of
 a class of evidence is the split-conformal quantile of its scores (Vovk, Gammerman and Shafer 2005; Lei et al. 2018,
@@ -27,18 +27,21 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+from advisor.backtest import Rate, rate_of
 from advisor.memory.evidence import FAMILY, OPEN_EDGES, SIMILAR, Evidence
 from advisor.memory.peak_store import Case
 from almanac.config import AdviceSection, Tier
 from almanac.records import MemoryBound
+from almanac.units import DAY_S, counted
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,17 +54,19 @@ ANY = "names"
 BOUND_ERRORS = 1.0
 """Standard errors that a bound keeps free. A tier needs none: few needs come near one's edge."""
 BOUND_FAMILIES = 20
-"""So many families of equal size a bound's scores must be worth (Kish's effective sample size)."""
+"""Families of equal size that a bound's scores must be worth (Kish's effective sample size)."""
 ALL, FEW = "all", "few"
 FEW_SCORES, FEW_FAMILIES = 20, 5
-"""What a number of open submissions must have seen before a tier is advised by all evidence."""
+"""Least scores and families of a number of open submissions before a tier is advised by all evidence."""
 STEP = 0.1
-"""Of adaptive conformal inference, as a share of the risk."""
+"""Step of adaptive conformal inference, as a share of the risk."""
 MOST_RISK = 1.5
 """The tracked risk is at most so many times the accepted one: credit of quiet times is not spent on a bad day."""
 RECOVERY_DAYS = 90
 """A scope that fell silent regains the accepted risk in so many days."""
 MAX_SCORES = 20_000
+MEASURED_DAYS = 90
+"""The accepted risk is compared with what happened to the jobs submitted in so many days before the last one."""
 
 Class = tuple[str, int, int, int, int]
 """Scope, open submissions, trend, spread and number of runs, as places in their edges."""
@@ -97,7 +102,7 @@ def class_name(evidence: Evidence) -> str:
 
 
 def pools_of(kind: Class) -> tuple[str, ...]:
-    """Where the margin of a class is looked up: the class, then wider ones.
+    """Return the classes in which a margin is looked up: the class itself, then wider ones.
 
     None of these holds better evidence, but the last, which has a margin for tiers alone.
     """
@@ -124,9 +129,9 @@ def _pools_fed_by(kind: Class) -> Iterator[str]:
 
 
 class Margins(NamedTuple):
-    """In units of scale, at least 0: how far above the centre the bound lies, and what the tier advised must hold.
+    """Distances above the center, in units of scale, at least 0: of the bound, and of what the advised tier must hold.
 
-    None where there are too few scores for it.
+    None if there are too few scores for it.
     """
 
     bound: float | None
@@ -138,14 +143,27 @@ class Calibration:
     """Margins per pool, at the accepted risk they were taken for; a pool with too few scores for both is not there.
 
     shared: by number of jobs on one GPU, the bound's margins at the risk divided by it.
+    measured: of the jobs of MEASURED_DAYS that were advised a tier, those that needed more than it holds.
     """
 
     risk: float
     margins: Mapping[str, Margins] = field(default_factory=dict)
     shared: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    measured: Rate | None = None
+
+    def told_risk(self, accepted: float) -> str:
+        """Say the accepted risk that is set, and the one measured."""
+        said = f"set {_percent(accepted)}"
+        if self.risk != accepted:
+            return f"{said}, trained at {_percent(self.risk)}"
+        if self.measured is None:
+            return f"{said}, not measured: no advised job of the last {MEASURED_DAYS} days has a known need"
+        share, low, high = map(_percent, (self.measured.share, self.measured.low, self.measured.high))
+        jobs = counted(self.measured.jobs, "advised job")
+        return f"{said}, measured {share} over the last {MEASURED_DAYS} days [{low}, {high}], {jobs}"
 
     def of(self, evidence: Evidence) -> Margins | None:
-        """Each margin from the first pool that has enough scores for it; None where none has for the tier."""
+        """Each margin from the first pool that has enough scores for it; None without one for the tier."""
         return self._of(class_of(evidence))
 
     def _of(self, kind: Class) -> Margins | None:
@@ -155,7 +173,7 @@ class Calibration:
         return None if tier is None else Margins(bound, tier)
 
     def shared_margin(self, evidence: Evidence, jobs: int) -> float | None:
-        """The bound's margin at the risk divided by `jobs`; None where no pool has enough scores for that.
+        """The bound's margin at the risk divided by `jobs`; None if every pool has too few scores for that.
 
         Bounds that each are exceeded with at most risk / n are exceeded by any of n jobs with at most the risk, however
         much the jobs depend on each other.
@@ -164,19 +182,23 @@ class Calibration:
         return next((margins[pool] for pool in pools_of(class_of(evidence)) if pool in margins), None)
 
     def most_open(self, evidence: Evidence) -> int | None:
-        """Below how many open submissions the same evidence would have margins; None where that is not what lacks."""
+        """Return the number of open submissions below which such evidence has margins; None if there is none."""
         scope, waiting, trend, spread, runs = class_of(evidence)
         fewer = range(waiting - 1, -1, -1)
         return next((OPEN_EDGES[place] for place in fewer if self._of((scope, place, trend, spread, runs))), None)
 
     def lacks_growing(self, evidence: Evidence) -> bool:
-        """Whether the same evidence would have margins if its needs did not grow."""
+        """Return True if the same evidence would have margins without growing needs."""
         scope, waiting, trend, spread, runs = class_of(evidence)
         return trend > 0 and self._of((scope, waiting, 0, spread, runs)) is not None
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}%"
+
+
 @dataclass
-class _Pool:
+class _MarginPool:
     """Scores of needs and of tiers, and the families they came from, oldest first."""
 
     needs: array[float] = field(default_factory=lambda: array("d"))
@@ -277,10 +299,11 @@ class Calibrator:
     def __init__(self, config: AdviceSection, tiers: Sequence[Tier] = ()) -> None:
         self._config = config
         self._usable_mib = sorted({float(tier.capacity_mib - config.headroom_mib) for tier in tiers})
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, _MarginPool] = {}
         self._families: dict[tuple[str, str, int], int] = {}
         self._arrays: set[tuple[str, str, int]] = set()
         self._bounds, self._tiers = _Tracks(config.risk), _Tracks(config.risk)
+        self._judged: dict[Hashable, tuple[int, str, bool]] = {}
 
     def absorb(self, case: Case, bound: MemoryBound | None) -> None:
         """The outcome of a case whose evidence supports a score, and what bound it was given.
@@ -290,6 +313,7 @@ class Calibrator:
         is known. Evidence that was cut off itself never leads to a bound, and gives no score.
         """
         job, evidence, run = case.submission, case.evidence, case.run
+        self._judge(case, bound)
         if run is None or not run.is_known or not evidence.supports_bound(self._config.min_runs):
             return
         identity = (job.user, job.name_key, job.submit_s)
@@ -304,13 +328,29 @@ class Calibrator:
         family = self._families.setdefault((job.user, key, job.gpu_count), len(self._families))
         kind = class_of(evidence)
         for name in _pools_fed_by(kind):
-            self._pools.setdefault(name, _Pool()).add(need, edge, family)
+            self._pools.setdefault(name, _MarginPool()).add(need, edge, family)
         if bound is None:
             return
         if bound.bound_mib is not None:
             self._bounds.observe(kind, job.user, run.need_mib > bound.bound_mib)
         if not self._usable_mib or bound.tier_mib <= self._usable_mib[-1]:
             self._tiers.observe(kind, job.user, bound.tier_mib <= edge_mib)
+
+    def _judge(self, case: Case, bound: MemoryBound | None) -> None:
+        """Keep the outcome of the tier for a bound. A failed run is no proof that it held. An array counts once."""
+        job, run = case.submission, case.run
+        if run is None or bound is None:
+            return
+        is_over = bound.tier_mib <= self._too_small_mib(run.need_mib)
+        if (run.is_known or is_over) and (not self._usable_mib or bound.tier_mib <= self._usable_mib[-1]):
+            key = (job.user, job.name_key, job.submit_s) if job.is_array else len(self._judged)
+            self._judged.setdefault(key, (job.submit_s, job.user, is_over))
+
+    def measured(self) -> Rate | None:
+        """Return the share of tiers that were exceeded, of the jobs submitted in the last MEASURED_DAYS."""
+        judged = pd.DataFrame([*self._judged.values()], columns=["submit_s", "user", "is_over"])
+        recent = judged[judged["submit_s"] >= judged["submit_s"].max() - MEASURED_DAYS * DAY_S]
+        return rate_of(recent["is_over"], recent["user"]) if len(recent) else None
 
     def _too_small_mib(self, need_mib: float) -> float:
         """The usable memory of the largest tier that does not hold a need: a tier chosen for less was exceeded.
@@ -333,7 +373,10 @@ class Calibrator:
         return found
 
     def calibration(self, days: float = 0.0) -> Calibration:
-        """days: since the last one, in which silent scopes regain their risk."""
+        """Return the margins as they stand now.
+
+        days: days since the last call, in which silent scopes regain their risk.
+        """
         self._bounds.follow(days)
         self._tiers.follow(days)
         margins = {}

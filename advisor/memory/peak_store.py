@@ -1,28 +1,206 @@
-"""Who is whose kin: a user's ended runs by name family, and the evidence they are for a next submission."""
+"""Group a user's finished runs by job family and script, and collect the memory evidence for the next submission."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from rapidfuzz import process
+from rapidfuzz.distance import Levenshtein
 
-from advisor.duration.features import Submission, submissions, sweep
-from advisor.memory.evidence import FAMILY, SIMILAR, Evidence, Oom
-from advisor.memory.peaks import FAILED_SHARE, MAYBE_PREALLOCATED, PACKED, PREALLOCATED, Run, runs_of
-from advisor.memory.user_peaks import MAX_FAMILIES, PeakFamily, ReadPeaks, UserPeaks
+from advisor.duration.features import SubmittedJob, submissions, sweep
+from advisor.memory.evidence import (
+    FAILED_SHARE,
+    FAMILY,
+    MAYBE_PREALLOCATED,
+    PACKED,
+    PREALLOCATED,
+    SIMILAR,
+    Evidence,
+    MeasuredRun,
+    Oom,
+    runs_of,
+)
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
 from almanac.names import is_family
 
+SIMILARITY = 0.8
+MIN_PREFIX = 4
+MAX_FAMILY_RUNS = 256
+MAX_USER_RUNS = 1024
+MAX_FAMILIES = 256
+"""Families remembered per user and GPU count; a new one takes the place of the one whose last end is oldest.
+
+Each new name is compared with them all. In the Mason trace (two months), no user has more than 71 with one GPU count.
+"""
+
+
+@dataclass
+class PeakFamily:
+    """The state of one user's family, of one GPU count.
+
+    kin: all runs of names like this, oldest first. known_s: ends of its own newest min_runs runs with a known need, s
+    since 1970. reserved_s: end of its newest run, if the framework reserved memory; has_reserved: an earlier run did.
+    void_s: end of the newest run that reserved memory again; known needs up to it do not count. submit_s: of its newest
+    run. comes_again: it was submitted more than once.
+    """
+
+    kin: deque[MeasuredRun]
+    known_s: deque[int] = field(default_factory=deque)
+    reserved_s: int | None = None
+    has_reserved: bool = False
+    void_s: float = -math.inf
+    submit_s: int | None = None
+    comes_again: bool = False
+    largest_mib: float = 0.0
+    oom: Oom | None = None
+    failed: MeasuredRun | None = None
+
+
+@dataclass
+class _Open:
+    """The submissions of one name that have not ended: single jobs, and tasks of arrays by when they were submitted."""
+
+    singles: int = 0
+    arrays: Counter[int] = field(default_factory=Counter)
+
+    def number(self, job: SubmittedJob) -> int:
+        """Count the open jobs that a submission meets; an array is one, and meets nothing of itself."""
+        return self.singles + len(self.arrays) - (job.is_array and job.submit_s in self.arrays)
+
+    def add(self, job: SubmittedJob) -> None:
+        if job.is_array:
+            self.arrays[job.submit_s] += 1
+        else:
+            self.singles += 1
+
+    def end(self, job: SubmittedJob) -> bool:
+        """Remove a job; True if none is left."""
+        if not job.is_array:
+            self.singles -= 1
+        elif self.arrays[job.submit_s] > 1:
+            self.arrays[job.submit_s] -= 1
+        else:
+            del self.arrays[job.submit_s]
+        return not self.singles and not self.arrays
+
+
+class ReadPeaks(NamedTuple):
+    """The evidence for a name from runs that ended at since_s or later: fields of Evidence. names: whose runs.
+
+    It is the same for each later time up to until_s, as long as no run is added.
+    """
+
+    since_s: int
+    until_s: float
+    names: Collection[str]
+    fields: Mapping[str, Any]
+
+
+class _OpenBy(defaultdict[str, _Open]):
+    """By key the submissions that have not ended; a key without any is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(_Open)
+
+    def end(self, key: str, job: SubmittedJob) -> None:
+        still_open = self.get(key)
+        if still_open is not None and still_open.end(job):
+            del self[key]
+
+    def number(self, key: str, job: SubmittedJob) -> int:
+        return self[key].number(job) if key in self else 0
+
+
+@dataclass
+class UserPeaks:
+    """One user's families of one GPU count, all their runs with names, oldest first, and what is open, by name.
+
+    scripts: of each script the runs under names that were submitted once, by name; open_scripts: what of it is open.
+    read, read_of_new: what was read last for families, and for names that are none yet. A burst is read once.
+    """
+
+    families: OrderedDict[str, PeakFamily] = field(default_factory=OrderedDict)
+    kin_of: dict[str, set[str]] = field(default_factory=dict)
+    runs: deque[tuple[str, MeasuredRun]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
+    scripts: OrderedDict[str, OrderedDict[str, deque[MeasuredRun]]] = field(default_factory=OrderedDict)
+    open: _OpenBy = field(default_factory=_OpenBy)
+    open_scripts: _OpenBy = field(default_factory=_OpenBy)
+    read: dict[str, ReadPeaks] = field(default_factory=dict)
+    read_of_new: dict[str, ReadPeaks] = field(default_factory=dict)
+
+    def family(self, key: str) -> PeakFamily:
+        """The family of this key, from now on the newest; a new one starts with the runs of names like it."""
+        if key not in self.families:
+            kin = similar_names(key, self.families) | {key}
+            self.families[key] = PeakFamily(deque(self.runs_of(kin), maxlen=MAX_FAMILY_RUNS))
+            self.kin_of[key] = kin
+            for other in kin - {key}:
+                self.kin_of[other].add(key)
+            if len(self.families) > MAX_FAMILIES:
+                oldest, _ = self.families.popitem(last=False)
+                self.read.pop(oldest, None)
+                for other in self.kin_of.pop(oldest) - {oldest}:
+                    self.kin_of[other].remove(oldest)
+        self.families.move_to_end(key)
+        return self.families[key]
+
+    def runs_of(self, names: Collection[str]) -> list[MeasuredRun]:
+        """The newest, oldest first."""
+        return [run for name, run in self.runs if name in names]
+
+    def absorb(self, key: str, script: str, run: MeasuredRun) -> None:
+        """Add a run of a family that family() has given."""
+        self.runs.append((key, run))
+        for other in self.kin_of[key]:
+            self.families[other].kin.append(run)
+            self.read.pop(other, None)
+        self.read_of_new.clear()
+        self._absorb_script(key, script, run)
+
+    def _absorb_script(self, key: str, script: str, run: MeasuredRun) -> None:
+        family, before = self.families[key], self.scripts.get(script)
+        first_s = before[key][0].submit_s if before and key in before else family.submit_s
+        family.submit_s = run.submit_s
+        if not family.comes_again and first_s not in (None, run.submit_s):
+            family.comes_again = True
+            for other in self.scripts.values():
+                other.pop(key, None)
+        if family.comes_again or not script:
+            return
+        names = self.scripts.setdefault(script, OrderedDict())
+        names.setdefault(key, deque(maxlen=MAX_FAMILY_RUNS)).append(run)
+        self.scripts.move_to_end(script)
+        if len(names) > MAX_FAMILIES:
+            names.popitem(last=False)
+        if len(self.scripts) > MAX_FAMILIES:
+            self.scripts.popitem(last=False)
+
+
+def similar_names(name: str, others: Iterable[str]) -> set[str]:
+    """The others that begin with the name, that it begins with, or that differ from it in at most a fifth of letters.
+
+    Fewer than MIN_PREFIX letters are no beginning.
+    """
+    names, scorer = list(others), Levenshtein.normalized_similarity
+    alike = process.extract_iter(name, names, scorer=scorer, processor=None, score_cutoff=SIMILARITY)
+    found = {other for other, _, _ in alike}
+    if len(name) >= MIN_PREFIX:
+        long = (other for other in names if len(other) >= MIN_PREFIX)
+        found.update(other for other in long if other.startswith(name) or name.startswith(other))
+    return found
+
+
 RETRY_S = 14 * 86_400
 MAX_RUNS = 60
-"""Newest runs that show growth: older ones say little of the next."""
+"""Newest runs that show growth: older ones tell little about the next."""
 
 
 class PeakStore:
@@ -32,14 +210,14 @@ class PeakStore:
         self._config = config
         self._users: defaultdict[tuple[str, int], UserPeaks] = defaultdict(UserPeaks)
 
-    def submit(self, job: Submission) -> None:
+    def submit(self, job: SubmittedJob) -> None:
         user = self._users[job.user, job.gpu_count]
         user.open[job.name_key].add(job)
         if job.script_key:
             user.open_scripts[job.script_key].add(job)
 
-    def absorb(self, job: Submission, run: Run) -> None:
-        """Of a job that was submitted."""
+    def absorb(self, job: SubmittedJob, run: MeasuredRun) -> None:
+        """Add the run of a job that was submitted."""
         user = self._users[job.user, job.gpu_count]
         user.open.end(job.name_key, job)
         user.open_scripts.end(job.script_key, job)
@@ -65,7 +243,7 @@ class PeakStore:
         if math.isfinite(run.capacity_mib):
             family.largest_mib = max(family.largest_mib, run.capacity_mib)
 
-    def _out_of_memory(self, family: PeakFamily, run: Run) -> float | None:
+    def _out_of_memory(self, family: PeakFamily, run: MeasuredRun) -> float | None:
         """The capacity that a run seems to have run out of, if this run says so: its own, or that of one before it.
 
         A run that failed and then succeeded on a larger tier needed more than the smaller one has, unless its peak
@@ -83,8 +261,8 @@ class PeakStore:
             return None
         return failed.capacity_mib
 
-    def evidence(self, job: Submission, now_s: int) -> Evidence:
-        """Of the user's runs of this name and of names like it; where these are too few, of the same script, too.
+    def evidence(self, job: SubmittedJob, now_s: int) -> Evidence:
+        """Return the evidence of the user's runs of this name and names like it; of its script if these are too few.
 
         A family whose framework reserves memory is no kin of the user's others: its own runs alone speak for it.
         """
@@ -97,7 +275,7 @@ class PeakStore:
         of_script = self._of_script(user, job, now_s)
         return evidence if of_script is None or of_script.runs < self._config.min_runs else of_script
 
-    def _of_name(self, user: UserPeaks, job: Submission, now_s: int) -> Evidence:
+    def _of_name(self, user: UserPeaks, job: SubmittedJob, now_s: int) -> Evidence:
         if not is_family(job.name_key):
             return Evidence(FAMILY, now_s)
         since_s = now_s - self._config.history_days * 86_400
@@ -110,8 +288,8 @@ class PeakStore:
         open_jobs = sum([user.open.number(name, job) for name in read.names])
         return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
 
-    def _of_script(self, user: UserPeaks, job: Submission, now_s: int) -> Evidence | None:
-        """Of the runs of this script under names that were submitted once; None where they are too few.
+    def _of_script(self, user: UserPeaks, job: SubmittedJob, now_s: int) -> Evidence | None:
+        """Return the evidence of this script's runs under names that were submitted once; None if they are too few.
 
         A launcher runs everything: its runs under names that come again are evidence for these names alone.
         """
@@ -131,7 +309,7 @@ class PeakStore:
     def _read(self, user: UserPeaks, name: str, since_s: int) -> ReadPeaks:
         own = user.families.get(name)
         if own is None:
-            names = user.like(name)
+            names = similar_names(name, user.families) | {name}
             runs, ends = _since(user.runs_of(names), since_s), list[int]()
             fields = {"scope": SIMILAR, **self._fields(runs)}
         else:
@@ -152,7 +330,7 @@ class PeakStore:
         )
         return ReadPeaks(since_s, until_s, names, fields)
 
-    def _fields(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def _fields(self, runs: Sequence[MeasuredRun]) -> dict[str, Any]:
         known = [run for run in runs if run.is_known]
         newest = known[-MAX_RUNS:]
         cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
@@ -171,8 +349,8 @@ class PeakStore:
         }
 
 
-def _since(runs: Iterable[Run], since_s: int) -> list[Run]:
-    """Of runs, oldest end first, those that ended at since_s or later."""
+def _since(runs: Iterable[MeasuredRun], since_s: int) -> list[MeasuredRun]:
+    """Return the runs that ended at since_s or later. runs: oldest end first."""
     found = list(runs)
     if not found or found[0].end_s >= since_s:
         return found
@@ -182,7 +360,7 @@ def _since(runs: Iterable[Run], since_s: int) -> list[Run]:
 def remember_peaks(
     users: Collection[str], history: pd.DataFrame, until_s: int, config: AdviceSection, tiers: Sequence[Tier] = ()
 ) -> PeakStore:
-    """What these users' jobs that ended before until_s were."""
+    """Return a store of these users' jobs that ended before until_s."""
     own = history[history["user"].isin(users)]
     jobs, runs = submissions(own), runs_of(own, config, tiers)
     store = PeakStore(config)
@@ -200,9 +378,9 @@ class Case:
     """A submission of the past with the evidence it had then, and the run that it came to (None: not ended)."""
 
     row: int
-    submission: Submission
+    submission: SubmittedJob
     evidence: Evidence
-    run: Run | None
+    run: MeasuredRun | None
 
 
 def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:

@@ -1,1 +1,3 @@
-"""MIG: legal states of a GPU, how they are changed, and what jobs need of a slice."""
+"""MIG slices: legal states of a GPU, the need of jobs for compute, and the layouts to choose."""
+
+__all__ = ("compute_need", "decide", "outlook", "states")

@@ -1,4 +1,4 @@
-"""How much longer a job runs on a MIG slice than on a whole GPU, from the activity of past runs. Pure.
+"""Estimate the slow-down of a job on a MIG slice against a whole GPU, from the activity of past runs. Pure.
 
 A slice has a share c of the GPU's multiprocessors and b of its memory bandwidth. While a run needs the share s of the
 multiprocessors (SM_ACTIVE) and d of the bandwidth (DRAM_ACTIVE), it takes max(1, s/c, d/b) times as long there. What
@@ -18,14 +18,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from almanac.hardware import gpu_models
-from almanac.mig import mig_models
-from almanac.slices import SliceShare, slice_models, slice_share
+from almanac.hardware import gpu_models, mig_models
 from almanac.submit_config import Tier
+from almanac.tiers import SliceShare, slice_models, slice_share
 
 NEWEST_RUNS = 20
 QUANTILE = 0.9
-"""Of the newest runs, this share is at most as slow as stated (almanac's own choice)."""
+"""Share of the newest runs that are at most as slow as stated (almanac's own choice)."""
 SATURATED = 0.9
 """A run on a slice that was busier than this may have needed more: what it needs is not known."""
 _BISECTIONS = 60
@@ -47,9 +46,9 @@ class Activity:
 def activity_of(
     sm: float, dram: float, busy: float, model: str, tier: Tier | None = None, has_fault: bool = False
 ) -> Activity | None:
-    """The activity of a run; None where it is not known: unknown is not zero.
+    """The activity of a run; None if unknown, which is not zero.
 
-    sm, dram: means, NaN where unknown. busy: the same, of GR_ENGINE_ACTIVE or GPU_UTIL; where it is unknown, the run is
+    sm, dram: means, NaN where unknown. busy: the same, of GR_ENGINE_ACTIVE or GPU_UTIL; if it is unknown, the run is
     taken to have been full while it was active. tier: the slice that it ran on, which its means are shares of; None
     for a whole GPU. has_fault: profiling counters that read 0 on a busy GPU.
     """
@@ -108,10 +107,10 @@ def _mean(rate: float) -> float:
 
 
 def slow_downs(activities: Sequence[Activity], tiers: Collection[Tier], min_runs: int) -> Mapping[str, float]:
-    """By name of a slice tier the slow-down that at most 1 in 10 of the newest runs exceeds.
+    """Map slice tiers to the slow-down that at most 1 in 10 of the newest runs exceeds, by the tier's name.
 
-    activities: of known runs, oldest first. A tier is left out where fewer than min_runs of them were on GPUs that
-    the slice can be compared with: of the same model, or of one with the same multiprocessors.
+    activities: of known runs, oldest first. A tier is left out if fewer than min_runs of them were on GPUs that the
+    slice can be compared with: of the same model, or of one with the same multiprocessors.
     """
     found = {}
     newest = activities[-NEWEST_RUNS:]

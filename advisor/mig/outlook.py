@@ -1,24 +1,161 @@
-"""What the coming day costs a site with these or those layouts, from the state that it is in. Pure."""
+"""Estimate the waits of the coming day under given layouts, from a site's present state. Pure.
+
+Days that may come are drawn from the recent past, as lists of jobs. A quick simulation replays each on pools of
+instances: instances of one size are alike, so that a pool is a number. Each size has one queue, first come, first
+served. With raises, an instance that nobody of its size waits for takes the job of a smaller size that waits longest.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from operator import add
+from typing import NamedTuple
 
-from advisor.mig.forecast import futures
-from advisor.mig.layout_search import Layouts, NodeCounts
-from advisor.mig.replay import PoolJob, total_wait_s
-from advisor.mig.sizes import Counts
+from advisor.mig.search import Layouts, NodeCounts
+from advisor.mig.states import Counts
+from almanac.units import DAY_S, HOUR_S
+
+
+class PoolJob(NamedTuple):
+    """A job of one instance. size: place of the smallest size that holds it. runs_s: seconds on each size."""
+
+    submit_s: float
+    size: int
+    runs_s: tuple[float, ...]
+
+
+def homes_of(counts: Sequence[int]) -> list[int | None]:
+    """Return, for each size, the smallest one in service that holds its jobs; None if there is no such size."""
+    homes: list[int | None] = [None] * len(counts)
+    home = None
+    for size in reversed(range(len(counts))):
+        home = size if counts[size] > 0 else home
+        homes[size] = home
+    return homes
+
+
+def total_wait_s(
+    counts: Sequence[int],
+    jobs: Iterable[PoolJob],
+    *,
+    raises: bool,
+    limit_s: float = math.inf,
+    busy: Sequence[tuple[float, int]] = (),
+) -> float:
+    """The sum of the jobs' waits in seconds; infinite above limit_s, or if no instance holds some job.
+
+    counts: instances by size. jobs: by submit time. busy: time and size of the instances that are free later only. One
+    loop without calls, because a plan runs it thousands of times.
+    """
+    homes = homes_of(counts)
+    idle = list(counts)
+    for _, size in busy:
+        idle[size] -= 1
+    queues: list[deque[PoolJob]] = [deque() for _ in counts]
+    ends = list(busy)
+    heapify(ends)
+    wait_s = 0.0
+    last = len(idle)
+    pending = 0
+    for job in jobs:
+        submit_s = job[0]
+        while ends and ends[0][0] <= submit_s:
+            now_s, size = heappop(ends)
+            if not pending:
+                idle[size] += 1
+                continue
+            queue = queues[size]
+            if not queue and raises:
+                queue = _longest_waiting(queues, size)
+            if queue:
+                begun = queue.popleft()
+                pending -= 1
+                wait_s += now_s - begun[0]
+                heappush(ends, (now_s + begun[2][size], size))
+            else:
+                idle[size] += 1
+        home = homes[job[1]]
+        if home is None or wait_s > limit_s:
+            return math.inf
+        for size in range(home, last if raises else home + 1):
+            if idle[size] > 0:
+                idle[size] -= 1
+                heappush(ends, (submit_s + job[2][size], size))
+                break
+        else:
+            queues[home].append(job)
+            pending += 1
+    while pending and wait_s <= limit_s:
+        now_s, size = heappop(ends)
+        queue = queues[size]
+        if not queue and raises:
+            queue = _longest_waiting(queues, size)
+        if queue:
+            begun = queue.popleft()
+            pending -= 1
+            wait_s += now_s - begun[0]
+            heappush(ends, (now_s + begun[2][size], size))
+    return wait_s if wait_s <= limit_s else math.inf
+
+
+def _longest_waiting(queues: list[deque[PoolJob]], size: int) -> deque[PoolJob]:
+    """The queue of a smaller size whose first job was submitted first; the size's own where all are empty."""
+    found = queues[size]
+    first_s = math.inf
+    for queue in queues[:size]:
+        if queue and queue[0][0] < first_s:
+            found, first_s = queue, queue[0][0]
+    return found
+
+
+MIX_S = HOUR_S
+"""Submit times are moved by up to this much, so that a layout is not fitted to one coincidence of arrivals."""
+FIRST_S = 4 * HOUR_S
+"""Span of the past that stands for the whole day to come, before a day is known."""
+
+
+def futures(
+    past: Sequence[PoolJob], now_s: float, window_s: float, days: int, number: int, rng: random.Random
+) -> list[list[PoolJob]]:
+    """Jobs of so many days from now_s on, each by submit time. The same arguments and state of rng give the same jobs.
+
+    past: by submit time. The number of arrivals is a Poisson one; each is a job of the window near its own hour of the
+    day. The window is whole days once a day is known, so that each hour counts alike; before, it is the last FIRST_S at
+    any hour. Jobs are dealt like cards: none is drawn a second time before all have been drawn.
+    """
+    if not past:
+        return [[] for _ in range(number)]
+    known_s = max(now_s - past[0].submit_s, HOUR_S)
+    whole = math.floor((min(known_s, window_s) + HOUR_S) / DAY_S)
+    span_s = whole * DAY_S if whole else min(known_s, FIRST_S)
+    recent = [job for job in past if job.submit_s >= now_s - span_s]
+    mean = len(recent) * days * DAY_S / span_s
+    deck: list[PoolJob] = []
+    found = []
+    for _ in range(number):
+        jobs = []
+        for _ in range(max(0, round(rng.gauss(mean, math.sqrt(mean))))):
+            if not deck:
+                deck = recent[:]
+                rng.shuffle(deck)
+            job = deck.pop()
+            moved_s = job.submit_s - now_s + rng.uniform(-MIX_S, MIX_S) if whole else rng.uniform(0, DAY_S)
+            jobs.append(job._replace(submit_s=now_s + moved_s % DAY_S + rng.randrange(days) * DAY_S))
+        found.append(sorted(jobs))
+    return found
+
 
 RACE = 0.03
 """A layout is given up once it waits longer than the best one so far did, by this part of the whole wait."""
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningSlice:
     """A running job. place: of its node. size: of its instance. left_s: seconds that it may run on, equally likely."""
 
     place: int
@@ -27,7 +164,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Site:
+class MigClusterState:
     """The state at now_s, and the past that the future is drawn from.
 
     layouts: what each node has, or is drained for. is_drained: by node. waiting: jobs that may be any of these runs, by
@@ -37,7 +174,7 @@ class Site:
     now_s: float
     layouts: Layouts
     is_drained: tuple[bool, ...]
-    running: tuple[Running, ...]
+    running: tuple[RunningSlice, ...]
     waiting: tuple[tuple[PoolJob, ...], ...]
     past: tuple[PoolJob, ...]
     window_s: float
@@ -66,7 +203,7 @@ class _Day:
 class Outlook:
     """Days that may come, and what they cost. seed: another one gives other days."""
 
-    site: Site
+    site: MigClusterState
     days: int
     number: int
     seed: int

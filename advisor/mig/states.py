@@ -1,9 +1,9 @@
-"""The legal states of a GPU under MIG and the way from one to the next (migm-mig-scheduling, 4.2; pure).
+"""The legal states of a GPU under MIG, the way from one to the next, and the sizes it can be cut into. Pure.
 
-A state is a set of placements: a profile and the memory slice that it begins at. It is written as an integer with one
-bit for each placement of the machine, so that a look-up costs a dictionary's. A state is legal if no memory slice is
-taken twice, the compute slices suffice, no profile has more instances than its maximum, and at most one instance has
-the media extensions. It is final if nothing can be added.
+A state (Saraha et al., 4.2) is a set of placements: a profile and the memory slice that it begins at. It is
+written as an integer with one bit for each placement of the machine, so that a look-up costs a dictionary's. A state is
+legal if no memory slice is taken twice, the compute slices suffice, no profile has more instances than its maximum, and
+at most one instance has the media extensions. It is final if nothing can be added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations
 
-from almanac.mig import MigModel, Profile
+from almanac.hardware import MigModel, MigProfile
 
 DEFAULT_SHAPES = ("1g", "2g", "3g", "4g", "7g")
 """The profiles that sites lay out. +me instances differ by their media engines only."""
@@ -26,7 +26,7 @@ Layout = tuple[int, ...]
 class Placement:
     """An instance of a profile that begins at a memory slice."""
 
-    profile: Profile
+    profile: MigProfile
     start: int
 
     @property
@@ -37,7 +37,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Creation:
-    """How to make room for one instance: the placements to destroy, bit by bit, and the one to create."""
+    """A way to make room for one instance: the placements to destroy, bit by bit, and the one to create."""
 
     destroyed: int
     created: int
@@ -48,11 +48,11 @@ class PartitionStates:
 
     shapes: of the profiles, in the geometry's order; methods name a profile by its shape, such as "1g", and raise
     KeyError for one that the machine lacks. placements: by profile, then start; bit i of a state is placements[i].
-    scores: reachability by legal state: the number of final states that legal additions reach (migm-mig-scheduling,
+    scores: reachability by legal state: the number of final states that legal additions reach (Saraha et al.,
     algorithm 2).
     """
 
-    def __init__(self, profiles: Sequence[Profile], compute_slices: int) -> None:
+    def __init__(self, profiles: Sequence[MigProfile], compute_slices: int) -> None:
         self.shapes = tuple(each.shape for each in profiles)
         self.compute_slices = compute_slices
         self.placements = _placements(profiles)
@@ -87,10 +87,6 @@ class PartitionStates:
         """The multisets of the final states."""
         return tuple(dict.fromkeys(map(self.layout_of, self.final_states)))
 
-    def is_legal(self, state: int) -> bool:
-        """Whether the driver can hold these placements at once."""
-        return state in self.scores
-
     def bit(self, shape: str, start: int) -> int:
         """The bit of a placement."""
         return 1 << self._number[shape, start]
@@ -100,13 +96,13 @@ class PartitionStates:
         return tuple(self.placements[number] for number in _bits(state))
 
     def layout_of(self, state: int) -> Layout:
-        """How many instances of each profile a state holds."""
+        """Count the instances of each profile in a state."""
         return tuple((state & sum(1 << number for number in own)).bit_count() for own in self._of_shape.values())
 
     def allocate(self, state: int, shape: str) -> int | None:
         """The bit of the placement whose successor has the highest reachability; None where nothing fits.
 
-        migm-mig-scheduling, algorithm 3. Of equal ones the first start is taken, as the paper has no rule.
+        Saraha et al., algorithm 3. Of equal ones the first start is taken, as the paper has no rule.
         """
         return self._best[state, shape]
 
@@ -128,7 +124,7 @@ class PartitionStates:
         return None
 
     def state_of(self, layout: Layout, fixed: int = 0) -> int | None:
-        """A legal state with these instances that keeps the placements `fixed`; None where there is none.
+        """A legal state with these instances that keeps the placements `fixed`; None if there is no such state.
 
         Of several the one with the highest reachability, then the lowest bits.
         """
@@ -136,11 +132,11 @@ class PartitionStates:
         return min(fits, key=lambda state: (-self.scores[state], state), default=None)
 
     def make_room(self, state: int, idle: int, shape: str) -> Creation | None:
-        """The fewest idle instances to destroy so that one of `shape` can be created; None where none suffice.
+        """The fewest idle instances to destroy so that one of `shape` can be created; None if all of them are too few.
 
         Fusion (several small ones become a large one) and fission (a large one is destroyed for a small one) both
         follow from this. Of equal numbers the successor with the highest reachability wins, then the lowest bits.
-        idle: the part of `state` that no job uses. Raises ValueError where it is no part of it, or state is illegal.
+        idle: the part of `state` that no job uses. Raises ValueError if it is no part of it, or if state is illegal.
         """
         if idle & ~state or state not in self.scores:
             raise ValueError(f"idle {idle:b} is no part of a legal state {state:b}")
@@ -218,7 +214,7 @@ def partition_states(model: MigModel, shapes: Iterable[str] = DEFAULT_SHAPES) ->
 
 
 @cache
-def _partition_states(profiles: tuple[Profile, ...], compute_slices: int) -> PartitionStates:
+def _partition_states(profiles: tuple[MigProfile, ...], compute_slices: int) -> PartitionStates:
     bare = tuple(replace(each, name=each.shape, sms=None, memory_gib=None) for each in profiles)
     if bare == profiles:
         return PartitionStates(profiles, compute_slices)
@@ -228,7 +224,7 @@ def _partition_states(profiles: tuple[Profile, ...], compute_slices: int) -> Par
 
 
 def is_placeable(model: MigModel, counts: Mapping[str, int]) -> bool:
-    """Whether a GPU of the model holds these instances, by shape (checked against enumeration).
+    """Return True if a GPU of the model holds these instances, by shape (checked against enumeration).
 
     Memory and compute slices, each profile's maximum, and the one instance with media extensions decide. Raises
     KeyError for unknown shapes, ValueError for negative counts.
@@ -245,7 +241,7 @@ def is_placeable(model: MigModel, counts: Mapping[str, int]) -> bool:
     )
 
 
-def _placements(profiles: Sequence[Profile]) -> tuple[Placement, ...]:
+def _placements(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
     return tuple(Placement(profile, start) for profile in profiles for start in profile.starts)
 
 
@@ -254,3 +250,58 @@ def _bits(state: int) -> Iterator[int]:
         low = state & -state
         yield low.bit_length() - 1
         state ^= low
+
+
+WHOLE = "gpu"
+"""The shape of a GPU with MIG off."""
+Counts = tuple[int, ...]
+"""Instances of each size, from the smallest size up."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one model, from the smallest up: each holds every job of a smaller one. The last one is WHOLE.
+
+    compute: compute slices of each size. layouts: instances of each GPU layout that nothing can be added to.
+    """
+
+    shapes: tuple[str, ...]
+    compute: tuple[int, ...]
+    layouts: tuple[Counts, ...]
+
+    def index(self, shape: str) -> int | None:
+        """The place of a shape; None if it is not one of these sizes."""
+        return self.shapes.index(shape) if shape in self.shapes else None
+
+    def counts(self, gpus: Iterable[Sequence[str]]) -> Counts | None:
+        """Instances of each size on several GPUs; None if one has a shape that is not one of these sizes."""
+        found = [0] * len(self.shapes)
+        for layout in gpus:
+            for shape in layout:
+                if shape not in self.shapes:
+                    return None
+                found[self.shapes.index(shape)] += 1
+        return tuple(found)
+
+    def gpu_layout(self, counts: Counts) -> tuple[str, ...]:
+        """The sorted shapes of one GPU."""
+        return tuple(sorted(shape for shape, count in zip(self.shapes, counts, strict=True) for _ in range(count)))
+
+    def run_times(self, full_s: float, compute: float) -> tuple[float, ...]:
+        """Seconds on each size, of a job that takes full_s on a full GPU and keeps `compute` slices busy.
+
+        full_s x max(1, compute / slices), as in the paper's mixes (design/mig.md, Ml2).
+        """
+        return tuple(full_s * max(1.0, compute / slices) for slices in self.compute)
+
+
+@cache
+def sizes_of(model: MigModel) -> Sizes:
+    """The default sizes of a model, with the whole GPU without MIG in place of its largest profile."""
+    states = partition_states(model, DEFAULT_SHAPES)
+    compute = {each.shape: each.compute for each in model.profiles}
+    shapes = [shape for shape in states.shapes if shape != model.whole.shape]
+    keep = [states.shapes.index(shape) for shape in shapes]
+    whole = states.shapes.index(model.whole.shape)
+    layouts = [(*(counts[place] for place in keep), counts[whole]) for counts in states.final_layouts]
+    return Sizes((*shapes, WHOLE), (*(compute[shape] for shape in shapes), model.whole.compute), tuple(sorted(layouts)))

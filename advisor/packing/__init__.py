@@ -1,1 +1,3 @@
-"""Packing: how fast jobs of one user run that share a GPU, and what their past runs tell of it."""
+"""Packing: jobs of one user that can share a GPU, their evidence, words, and shares of the GPU."""
+
+__all__ = ("backtest", "decide", "evidence", "shares", "text")

@@ -1,31 +1,51 @@
-"""What a user's past runs say of sharing a GPU: one PackingFamily per job family with ended runs."""
+"""The evidence of a user's past runs for sharing a GPU, one PackingFamily per job family, and the advice from it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from advisor.decisions.packing import NO_BOUND, PackingFamily, PackingRules, decide_packing
-from advisor.duration.features import Submission, is_packed, submissions, submitted_by, texts_of
-from advisor.memory.bound import shared_bounds_mib
+from advisor.artefacts import load
+from advisor.duration.features import SubmittedJob, is_packed, submissions, submitted_by, texts_of
 from advisor.memory.calibration import Calibration
+from advisor.memory.decide import shared_bounds_mib
+from advisor.memory.evidence import INFORMATIVE
 from advisor.memory.peak_store import PeakStore, remember_peaks
-from advisor.memory.peaks import ENDED_WELL, INFORMATIVE
-from advisor.packing.partners import MOST_FAMILIES
-from almanac.config import Config
-from almanac.mig import profile_name
+from advisor.packing.decide import (
+    MOST_FAMILIES,
+    NO_BOUND,
+    PackingAdvice,
+    PackingFamily,
+    PackingRules,
+    decide_packing,
+    packing_alone,
+)
+from almanac.config import Config, Tier
+from almanac.hardware import profile_name
 from almanac.names import SCRIPT_PREFIX, is_family
+from almanac.records import Advice, JobRequest
+from almanac.tiers import names_any_tier, requested_tier
+from almanac.units import DAY_S
+from slurm.states import ENDED_WELL
+from telemetry.history import load_history
 from telemetry.metrics.data_quality import OK
+from telemetry.site import Site
+
+if TYPE_CHECKING:
+    from advisor.service import Trained
 
 Floats = npt.NDArray[np.float64]
+Run = tuple[int, int]
+"""job_id and submit_s."""
 PACKED = "almanac-pack"
-"""How the name of a job begins that is almanac-pack itself: its GPUs are shared already, marked as such or not."""
+"""Begin of the names of jobs that are almanac-pack itself: their GPUs are shared already, marked as such or not."""
 NEWEST_RUNS = 20
 """Runs of a family that count (almanac's own choice)."""
 _FAMILY = ["user", "name_key", "gpu_count"]
@@ -187,12 +207,12 @@ def _is_on_mig(runs: pd.DataFrame, slices: Collection[str]) -> npt.NDArray[np.bo
 
 
 def _texts(runs: pd.DataFrame, name: str) -> list[str]:
-    """ "" where missing, and without the column."""
+    """The texts of a column, "" for missing ones and without the column."""
     return texts_of(runs[name]) if name in runs else [""] * len(runs)
 
 
 def _numbers(runs: pd.DataFrame, name: str) -> Floats:
-    """NaN where missing, and all NaN without the column."""
+    """The numbers of a column, NaN for missing ones and without the column."""
     if name not in runs:
         return np.full(len(runs), np.nan)
     values: Floats = pd.to_numeric(runs[name], errors="coerce").to_numpy(dtype="float64", na_value=np.nan)
@@ -209,7 +229,7 @@ def _peaks(users: Collection[str], known: pd.DataFrame, now_s: int, config: Conf
 
 def _with_bounds(
     family: PackingFamily,
-    job: Submission,
+    job: SubmittedJob,
     peaks: PeakStore,
     calibration: Calibration | None,
     config: Config,
@@ -217,3 +237,119 @@ def _with_bounds(
 ) -> PackingFamily:
     evidence = peaks.evidence(dataclasses.replace(job, submit_s=now_s), now_s)
     return dataclasses.replace(family, bounds_mib=shared_bounds_mib(evidence, calibration, config.advice))
+
+
+RECENT_S = 14 * DAY_S
+"""A partner's newest run ended at most so long ago: an older family may never be submitted again."""
+
+
+@dataclass(frozen=True)
+class PackingFinding:
+    """Advice for a submission. alone: runs of its own family; best: what to show, `alone` or with another family."""
+
+    alone: PackingAdvice
+    best: PackingAdvice
+
+
+def packing_of_request(
+    request: JobRequest,
+    families: Sequence[PackingFamily],
+    rules: PackingRules,
+    tiers: Sequence[Tier],
+    now_s: int,
+    advised_tier: str | None = None,
+) -> PackingFinding | None:
+    """Packing advice for a submission; None without an ended run of this user, name, and GPU count. Pure.
+
+    An array shares with itself if it can; any other submission with the partner that promises the most work.
+    advised_tier: name of the memory tier that the same submission is advised to ask for; the jobs must fit there, too.
+    """
+    key = request.user, request.name_key, request.gpu_count
+    own = next((family for family in families if family.key == key), None)
+    if own is None:
+        return None
+    own = asked_family(own, request, tiers, advised_tier)
+    alone = packing_alone(own, rules)
+    if alone.is_advised and request.is_array:
+        return PackingFinding(alone, alone)
+    others = [
+        decide_packing((own, each), rules)
+        for each in families
+        if each.key != key and each.user == request.user and now_s - each.newest_s <= RECENT_S
+    ]
+    found = [advice for advice in (alone, *others) if advice.is_advised and advice.gain is not None]
+    best = max(found, key=lambda advice: advice.gain.low if advice.gain else 0.0, default=alone)
+    return PackingFinding(alone, best)
+
+
+def asked_family(
+    family: PackingFamily, request: JobRequest, tiers: Sequence[Tier], advised_tier: str | None = None
+) -> PackingFamily:
+    """The family with what this submission asks for: its nodes, and the least memory of the GPUs that it may get.
+
+    A submission that names a choice of tiers may get each one, and so may one that names none and is advised none. The
+    memory is unknown where a GPU may be of another model than in the family's runs.
+    """
+    own = requested_tier(request, tiers)
+    is_same_type = request.gpu_type != "" and request.gpu_type == family.gpu_type
+    whole = [tier for tier in tiers if not tier.is_slice and (not is_same_type or _is_like(tier, family))]
+    asked = [tier for tier in tiers if tier is own or tier.name == advised_tier]
+    if own is None and (not asked or names_any_tier(request, tiers)):
+        asked += whole
+    is_other = bool(request.gpu_type) and own is None and not is_same_type
+    is_known = family.capacity_mib is not None and not is_other and all(_is_like(tier, family) for tier in asked)
+    capacities = [family.capacity_mib or 0.0, *(float(tier.capacity_mib) for tier in asked)]
+    is_slice = profile_name(request.gpu_type) is not None or any(tier.is_slice for tier in asked)
+    nodes = None if request.may_use_more or family.node_count is None else max(request.node_count, family.node_count)
+    return replace(
+        family,
+        node_count=nodes,
+        capacity_mib=min(capacities) if is_known else None,
+        is_on_mig=family.is_on_mig or is_slice,
+    )
+
+
+def _is_like(tier: Tier, family: PackingFamily) -> bool:
+    """Return True if the tier's GPUs are those of the family's runs, or with other memory: A100-40 and A100-80.
+
+    A tier without a GPU model is taken at its GRES type; one that names neither passes.
+    """
+    if tier.gpu_model and family.gpu_model:
+        return tier.gpu_model.partition("-")[0] == family.gpu_model.partition("-")[0]
+    return not tier.gres or not family.gpu_type or tier.gres == family.gpu_type
+
+
+def stored_packing(site: Site, advice: Advice) -> PackingFinding | None:
+    """Return `packing_of_request` from the user's jobs in the store; None without a model. Raises StoreError."""
+    trained, request, config, now_s = load(site.store.models_dir), advice.request, site.config, site.now_s()
+    if trained is None:
+        return None
+    history = load_history(site.store, user=request.user, running=True)
+    families = packing_families(history, trained.calibration, config, now_s)
+    return packing_of_request(request, families, rules_of(config), config.tiers, now_s, advice.tier.tier)
+
+
+def packing_by_run(
+    advices: Mapping[Run, Advice], history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int
+) -> dict[Run, PackingAdvice]:
+    """Map jobs of one GPU that can share it to their advice. A task of almanac-pack has one GPU.
+
+    history: all jobs of the users, as load_history(..., running=True) has them.
+    """
+    asked = {run: advice for run, advice in advices.items() if advice.request.gpu_count == 1}
+    if trained is None or not asked or not config.packing.advise:
+        return {}
+    rules, known = rules_of(config), dict[tuple[JobRequest, str | None], PackingAdvice | None]()
+    families = packing_families(history[history["gpu_count"] == 1], trained.calibration, config, now_s)
+    found = {}
+    for run, advice in asked.items():
+        # The tasks of an array ask for the same.
+        request = replace(advice.request, job_name=advice.request.name_key, submit_s=0, script_key="", rule="")
+        key = replace(request, time_limit_s=None), advice.tier.tier
+        if key not in known:
+            each = packing_of_request(key[0], families, rules, config.tiers, now_s, key[1])
+            known[key] = each.best if each and each.best.is_advised else None
+        best = known[key]
+        if best is not None:
+            found[run] = best
+    return found

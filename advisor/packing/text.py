@@ -7,19 +7,18 @@ import math
 import textwrap
 from typing import Any
 
-from advisor.decisions import packing as reasons
-from advisor.decisions.packing import PackingAdvice, PackingFamily
-from advisor.packing.speeds import Range
-from almanac.units import counted, format_gib, printable
+from advisor.packing import decide as reasons
+from advisor.packing.decide import PackingAdvice, PackingFamily, Range
+from almanac.units import counted, format_gib, printable, span_text
 
 NAME_WIDTH = 20
 USUAL_TASKS = 2
-"""On each GPU, where almanac-pack has no -n."""
+"""Tasks on each GPU, if almanac-pack has no -n."""
 _NUMBERS = {2: "two", 3: "three", 4: "four"}
 
 
 def packing_sentence(advice: PackingAdvice) -> str:
-    """What to do and what it brings, one sentence without the command; "" where nothing is advised."""
+    """Return the advice and its gain, one sentence without the command; "" if nothing is advised."""
     if not advice.is_advised or advice.gain is None:
         return ""
     gain = f"{_range(advice.gain)} times the work per GPU-hour ({counted(advice.runs, 'run')})"
@@ -31,7 +30,10 @@ def packing_sentence(advice: PackingAdvice) -> str:
 
 
 def packing_headline(advice: PackingAdvice) -> str:
-    """The same in a few words; "" where nothing is advised."""
+    """Return the advice in a few words; "" if nothing is advised.
+
+    For example, "two of these can share a GPU (1.20 to 1.60 times the work)".
+    """
     if not advice.is_advised or advice.gain is None:
         return ""
     whom = f"{_NUMBERS[advice.tasks]} of these can share a GPU"
@@ -41,7 +43,7 @@ def packing_headline(advice: PackingAdvice) -> str:
 
 
 def packing_evidence(advice: PackingAdvice) -> str:
-    """What the members need of a GPU together, and what it means for their run time; "" where that is not known."""
+    """Return the members' joint need of a GPU, and the effect on their run time; "" if that is not known."""
     demand, said = advice.demand, []
     if demand is not None:
         said.append(
@@ -58,7 +60,7 @@ def packing_evidence(advice: PackingAdvice) -> str:
 
 
 def packing_time(advice: PackingAdvice) -> str:
-    """How much longer a run may take beside the others, and what to do; "" where nothing is advised."""
+    """Return how much longer a run may take next to the others, and what to do; "" if nothing is advised."""
     if not advice.is_advised:
         return ""
     longer = math.ceil(10 / min(each.low for each in advice.speeds) - 1e-6) / 10
@@ -66,7 +68,7 @@ def packing_time(advice: PackingAdvice) -> str:
 
 
 def packing_command(advice: PackingAdvice, is_array: bool = True) -> str:
-    """How to do it; "" where nothing is advised. is_array: whether the runs are tasks of a job array.
+    """Return the command to use; "" if nothing is advised. is_array: the runs are tasks of a job array.
 
     An array needs the step: without it, each array task has one item and the GPU to itself.
     """
@@ -95,7 +97,7 @@ def named(family: PackingFamily, width: int = NAME_WIDTH) -> str:
 
 
 def why_silent(advice: PackingAdvice) -> str:
-    """Why these do not share a GPU, one sentence; "" where they do."""
+    """Say why these do not share a GPU, one sentence; "" if they do."""
     rules = advice.rules
     if advice.reason == reasons.MEMORY and advice.needed_mib is not None and advice.usable_mib is not None:
         return (
@@ -126,7 +128,7 @@ def why_silent(advice: PackingAdvice) -> str:
 
 
 def packing_table(advice: PackingAdvice, is_array: bool = True) -> dict[str, Any]:
-    """For JSON: all that the advice rests on. is_array: as in packing_command."""
+    """Return all that the advice rests on, for JSON. is_array: as in packing_command."""
     return {
         "reason": advice.reason,
         "is_advised": advice.is_advised,
@@ -164,4 +166,15 @@ def _range(both: Range) -> str:
     """Such as 0.80 to 0.95, rounded outwards; one number where both ends are equal."""
     low = f"{math.floor(both.low * 100 + 1e-6) / 100:.2f}"
     high = f"{math.ceil(both.high * 100 - 1e-6) / 100:.2f}"
-    return low if low == high else f"{low} to {high}"
+    return span_text(low, high)
+
+
+def packing_words(advice: PackingAdvice | None, is_array: bool) -> dict[str, str]:
+    """Words by name, without control characters; "" without advice. is_array: whether the job is of a job array."""
+    if advice is None or not advice.is_advised:
+        return dict.fromkeys(("packing_headline", "packing", "packing_evidence"), "")
+    return {
+        "packing_headline": packing_headline(advice),
+        "packing": f"{packing_sentence(advice)} Use: {packing_command(advice, is_array)}",
+        "packing_evidence": packing_evidence(advice),
+    }

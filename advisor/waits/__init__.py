@@ -1,1 +1,3 @@
-"""How long a job would wait now, by GPU type and number of GPUs."""
+"""Waits of jobs by tier or GPU type and number of GPUs, and their back-test."""
+
+__all__ = ("backtest", "record")

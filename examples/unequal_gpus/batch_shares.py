@@ -1,4 +1,4 @@
-"""How one global batch is split over ranks of unequal speed: largest remainder, caps and damping."""
+"""Split one global batch over ranks of unequal speed: largest remainder, caps and damping."""
 
 from collections.abc import Sequence
 

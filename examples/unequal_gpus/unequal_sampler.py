@@ -1,6 +1,6 @@
 """A batch sampler that gives slower ranks smaller batches, with the same gradient as one process.
 
-Copy this file and batch_shares.py beside your program. Needs PyTorch 1.13 or later.
+Copy this file and batch_shares.py into the folder of your program. Needs PyTorch 1.13 or later.
 """
 
 import time
@@ -53,7 +53,7 @@ class UnequalSampler:
             warn_of_batch_norm(model)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start an epoch at its first sample; the epoch that load_state_dict restored goes on where it was."""
+        """Start an epoch at its first sample; the epoch that load_state_dict restored goes on after its last step."""
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 

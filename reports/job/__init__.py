@@ -1,1 +1,6 @@
-"""The report of one job: its facts, rules, pictures, and texts."""
+"""The report of one job: its evidence, facts, rules, texts, charts, and forms."""
+
+__all__ = (
+    "answer", "build", "conclusions", "evidence", "facts", "host_faults", "job_report", "plots", "render", "rules",
+    "sources",
+)  # fmt: skip

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from advisor.explain import compared_waits, shell_option, short_text
+from advisor.explain import advised_gain, shell_option, short_text
+from advisor.packing.text import packing_words
 from almanac.config import Tier
-from almanac.hardware import NEAR
+from almanac.hardware import NEAR, shares_host_memory
+from almanac.names import framework_of
 from almanac.records import Advice
-from almanac.units import counted, format_count, format_duration, format_gib, printable
-from reports.job.context import JobContext
-from reports.job.headline_words import busy_pct, headline_words
-from reports.job.packing import packing_facts, packing_words
-from reports.job.ranks import Ranked, rank_text
+from almanac.units import format_count, format_duration, format_gib, printable
+from reports.job.evidence import JobContext, Ranked, busy_pct, gpus_named, percent, rank_text
+from reports.job.health import health_facts, health_words
+from reports.job.host import host_facts, host_words
+from reports.job.mfu import pipe_text
 from reports.job.rules import CharacterLimits, Fact, RuleSet
+from slurm.states import exit_text
 from telemetry.metrics.data_quality import IDLE, OK
 
-UNATTRIBUTED = ("shared node", "GPU bound", "node list")
-"""How the data quality begins if nobody knows which GPUs the job had."""
+UNATTRIBUTED = ("shared node", "GPU bound", "GPU shared", "node list")
+"""First words of the data quality of jobs whose GPUs are unknown."""
 LIMITS_S = [900, 1800, *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 36, 48, 72, 96, 120, 168))]
 """Time limits to suggest, in seconds."""
 SLICES_APART = 1.2
@@ -34,9 +34,10 @@ LIMIT_MARGIN = 1.5
 
 @dataclass(frozen=True)
 class Facts:
-    """values: the facts, None if not known. words: texts without control characters, "" if not known.
+    """The facts about a job that rules compare and texts quote.
 
-    rules: those of the job's site.
+    values: facts by name, None if not known. words: texts without control characters, "" if not known. rules: the rules
+    of the job's site.
     """
 
     values: Mapping[str, Fact]
@@ -47,10 +48,13 @@ class Facts:
 def facts_of(context: JobContext) -> Facts:
     """The facts of a job that the rules test, and the same facts as words for their texts."""
     values = {**_outcome(context), **_use(context), **_memory(context), **_time(context), **_kernel(context)}
-    values |= packing_facts(context.packing)
+    values |= host_facts(context) | health_facts(context)
+    packing = context.packing
+    values["packing_gain"] = packing.gain.low if packing and packing.is_advised and packing.gain else None
     site_rules = context.site.rules
     sentence = character_of(values, site_rules.character)
     values["has_character"] = bool(sentence)
+    values["framework"] = context.job["framework"] or framework_of(context.job["name"] or "")
     return Facts(values, _words(context, values, sentence), site_rules)
 
 
@@ -62,7 +66,7 @@ def _outcome(context: JobContext) -> dict[str, Fact]:
         "has_ended": job["end_s"] is not None,
         "is_live": context.is_live,
         "gpus": None if job["gpu_count"] is None and job["gpu_count_req"] is None else context.gpu_count,
-        "is_measurable": bool(job["gpu_count"]) and bool(context.elapsed_s),
+        "is_measurable": bool(job["gpu_count"] or job["gpu_share_count"]) and bool(context.elapsed_s),
         "gpu_shares": job["gpu_share_count"],
         "elapsed_s": context.elapsed_s,
         "verdict": data_quality,
@@ -90,14 +94,14 @@ def _use(context: JobContext) -> dict[str, Fact]:
         "unasked_gpus": unasked,
         "asked_gpus": None if unasked is None else context.gpu_count - unasked,
         "busiest_pct": max(busy, default=None) if is_whole else None,
-        "cpu_share": context.cpu_use,
     }
 
 
 def _memory(context: JobContext) -> dict[str, Fact]:
     metrics, tier = context.metrics, context.advice.tier if context.advice else None
+    is_own = metrics.get("is_preallocated") is False and not shares_host_memory(metrics.get("gpu_model"))
     return {
-        "hbm_peak_mib": metrics.get("hbm_peak_mib") if metrics.get("is_preallocated") is False else None,
+        "hbm_peak_mib": metrics.get("hbm_peak_mib") if is_own else None,
         "hbm_share": metrics.get("hbm_peak_frac"),
         "is_preallocated": metrics.get("is_preallocated"),
         "tier_reason": tier.reason if tier else None,
@@ -112,6 +116,8 @@ def _smaller_tier(context: JobContext) -> Tier | None:
     peak_mib, own_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
     if peak_mib is None or own_mib is None or context.metrics.get("is_preallocated") is not False:
         return None
+    if shares_host_memory(context.metrics.get("gpu_model")):
+        return None  # a part of the peak may be the host's
     below_mib = own_mib / _apart(context)
     holding = [tier for tier in context.tiers if 1.1 * peak_mib <= tier.capacity_mib < below_mib]
     return min(holding, key=lambda tier: tier.capacity_mib, default=None)
@@ -162,11 +168,13 @@ def _kernel(context: JobContext) -> dict[str, Fact]:
         "compute_frac": by_pipe.get(f"compute_frac_{pipe}"),
         "tensor_frac": metrics.get("mean_tensor_active_frac"),
         "dram_frac": metrics.get("mean_dram_active_frac"),
+        "mfu": metrics.get("mfu_frac") if is_ok else None,
+        "mfu_fall": context.mfu_fall.share if context.mfu_fall and is_ok else None,
     }
 
 
 def character_of(values: Mapping[str, Fact], limits: CharacterLimits) -> str:
-    """How the job used its GPUs, as far as that is known; "" if nothing is.
+    """Describe how the job used its GPUs, as far as that is known; "" if nothing is.
 
     "Your GPUs were busy 90% of the time, mostly moving data (memory-bound, steady, well balanced)"
     """
@@ -183,7 +191,7 @@ def character_of(values: Mapping[str, Fact], limits: CharacterLimits) -> str:
 
 
 def _busy(values: Mapping[str, Fact]) -> str:
-    """How busy the GPUs were, in everyday words."""
+    """Describe how busy the GPUs were, in everyday words."""
     util_pct = values["util_pct"]
     own = "Your GPU was" if values["gpus"] == 1 else "Your GPUs were"
     busy = f"{own} busy {util_pct:.0f}% of the time" if isinstance(util_pct, int | float) else f"{own} in use"
@@ -193,7 +201,11 @@ def _busy(values: Mapping[str, Fact]) -> str:
 
 def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> dict[str, str]:
     metrics, advice = context.metrics, context.advice
-    gpus, ended = context.gpu_count, _exit(context.job["exit_code"], context.job["exit_signal"])
+    gpus, exits = (
+        context.gpu_count or int(bool(context.job["gpu_share_count"])),
+        (context.job["exit_code"], context.job["exit_signal"]),
+    )
+    ended = exit_text(*exits)
     words = {
         **_use_words(context),
         "gpus": format_count(gpus),
@@ -208,13 +220,10 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "elapsed": _span(context.elapsed_s),
         "limit": _span(values["limit_s"]),
         "of_limit": f" of {_span(limit_s)}" if (limit_s := values["limit_s"]) else "",
-        "limit_option": _limit_option(values["limit_next_s"]),
         "exit": f" ({ended})" if ended else "",
-        "exit_short": ended,
+        "exit_short": exit_text(*exits, is_short=True),
         "coverage": percent(values["coverage"]),
         "util": _number(values["util_pct"], "{:.0f}%"),
-        "cpu_share": percent(values["cpu_share"]),
-        "cpus": counted(context.job["cpu_count"] or 0, "CPU"),
         "spatial": _number(values["spatial"], "{:.2f}"),
         "temporal": _number(values["temporal"], "{:.2f}"),
         "hbm_peak": _gib(values["hbm_peak_mib"] or metrics.get("hbm_max_mib")),
@@ -222,13 +231,17 @@ def _words(context: JobContext, values: Mapping[str, Fact], character: str) -> d
         "hbm_capacity": _gib(metrics.get("hbm_capacity_mib")) or "an unknown amount",
         **headline_words(context, smaller=_smaller_tier(context), larger=_larger_tier(context)),
         "hbm_share": percent(values["hbm_share"]),
-        "pipe": _pipe(values["main_pipe"]),
+        "pipe": pipe_text(metrics.get("main_pipe") if values["main_pipe"] else None),
+        "mfu": percent(metrics.get("mfu_frac")),
+        "mfu_before": context.mfu_fall.before if context.mfu_fall else "",
+        "mfu_runs": str(context.mfu_fall.runs) if context.mfu_fall else "",
         "pipe_active": percent(values["pipe_frac"]),
         "tensor": percent(values["tensor_frac"]),
         "compute_time": percent(values["compute_frac"]),
         "memory_time": percent(None if values["compute_frac"] is None else 1 - float(values["compute_frac"])),
         "character": character,
     }
+    words |= host_words(context, values) | health_words(context)
     return words | _advice_words(advice) | packing_words(context.packing, context.is_array)
 
 
@@ -260,42 +273,19 @@ def _rank_words(context: JobContext, metric: Ranked) -> str:
 
 def _advice_words(advice: Advice | None) -> dict[str, str]:
     if advice is None:
-        return dict.fromkeys(("tier_option", "asked_tier", "evidence", "waits"), "")
+        return dict.fromkeys(("tier_option", "asked_tier", "evidence", "gain"), "")
     tier = advice.tier
     option = shell_option(tier.rewrite) if tier.rewrite else printable(tier.tier or "")
     return {
         "tier_option": option,
         "asked_tier": printable(tier.requested_tier or "what you asked for", 80),
         "evidence": f"{evidence[0].upper()}{evidence[1:]}" if (evidence := short_text(advice)) else "",
-        "waits": _waits(advice),
+        "gain": f": {gain}" if (gain := advised_gain(advice)) else "",
     }
 
 
-def _waits(advice: Advice) -> str:
-    """ " (median wait lately: hbm40g 12 min, hbm80g 3 h)"; "" unless both are known and differ enough."""
-    waits = [f"{printable(wait.tier)} {format_duration(wait.median_s)}" for wait in compared_waits(advice)]
-    return f" (median wait lately: {', '.join(waits)})" if waits else ""
-
-
-def percent(value: Fact) -> str:
-    """A share as "12%"; a small share above zero as "less than 1%"; "" if it is not known."""
-    if not isinstance(value, int | float) or math.isnan(value):
-        return ""
-    return "less than 1%" if 0 < value < 0.005 else f"{100 * value:.0f}%"
-
-
 def _number(value: object, form: str) -> str:
-    return form.format(value) if isinstance(value, int | float | np.number) else ""
-
-
-def _pipe(name: Fact) -> str:
-    """ "FP64 units" or "tensor cores"; "" if it is not known."""
-    return "tensor cores" if name == "tensor" else f"{str(name).upper()} units" if name else ""
-
-
-def gpus_named(number: Fact) -> str:
-    """ "no GPU", "1 GPU", or "4 GPUs"; "" if it is not known."""
-    return "no GPU" if number == 0 else counted(number, "GPU") if isinstance(number, int) else ""
+    return form.format(value) if isinstance(value, int | float) else ""
 
 
 def _span(seconds: Fact) -> str:
@@ -306,21 +296,68 @@ def _gib(mib: object) -> str:
     return format_gib(mib) if isinstance(mib, int | float) else ""
 
 
-def _limit_option(limit_s: Fact) -> str:
-    if not isinstance(limit_s, int | float):
-        return ""
-    hours, rest = divmod(int(limit_s), 3600)
-    return f"--time={hours:02d}:{rest // 60:02d}:00"
-
-
-def _exit(code: int | None, signal: int | None) -> str:
-    if signal:
-        return f"signal {signal}"
-    return f"exit code {code}" if code else ""
-
-
 def _listed(names: list[str] | tuple[str, ...]) -> str:
     """The first four names, and how many more there are."""
     shown = [printable(str(name), 80) for name in names[:4]]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(shown) + more
+
+
+UNEVEN_PCT = 5.0
+"""Two GPUs that differ by less than this have no range of utilization, percentage points."""
+
+
+def headline_words(context: JobContext, *, smaller: Tier | None, larger: Tier | None) -> dict[str, str]:
+    """Words by name, without control characters, "" if not known. smaller, larger: the tiers next to its GPU."""
+    advice = context.advice
+    advised = next((tier for tier in context.tiers if advice and tier.name == advice.tier.tier), None)
+    gpus = context.gpu_count
+    return {
+        "smaller_tier": _name(smaller),
+        "larger_tier": _name(larger),
+        "smaller_size": _size(smaller),
+        "larger_size": _size(larger),
+        "larger_option": _option(larger, advice),
+        "tier_size": _size(advised) or printable(advice.tier.tier or "" if advice else "", 40),
+        "peak_of": _peak_of(context),
+        "its_gpus": "its GPU" if gpus == 1 else "both GPUs" if gpus == 2 else f"all {format_count(gpus)} GPUs",
+        "busy_span": _busy_span(context),
+    }
+
+
+def _name(tier: Tier | None) -> str:
+    return printable(tier.name, 80) if tier else ""
+
+
+def _size(tier: Tier | None) -> str:
+    """GPUs are sold as 40 GB or 80 GB, and have about so many GiB."""
+    return f"{tier.capacity_mib / 1024:.0f} GB" if tier else ""
+
+
+def _option(tier: Tier | None, advice: Advice | None) -> str:
+    """The option that asks for this tier, if the advice knows it; else the tier's name."""
+    if tier and advice and advice.tier.tier == tier.name and advice.tier.rewrite:
+        return shell_option(advice.tier.rewrite)
+    return _name(tier)
+
+
+def _peak_of(context: JobContext) -> str:
+    peak_mib, capacity_mib = context.metrics.get("hbm_peak_mib"), context.metrics.get("hbm_capacity_mib")
+    if peak_mib is None:
+        return "peak not known"
+    of = f" of {_size_text(capacity_mib, context)}" if capacity_mib else ""
+    peak = peak_mib / 1024
+    return f"peak {peak:.0f}{of} GiB" if 10 <= peak <= 0.9 * (capacity_mib or 0) / 1024 else f"peak {peak:.1f}{of} GiB"
+
+
+def _size_text(mib: float, context: JobContext) -> str:
+    """A capacity in GiB without its unit: "80" of a whole GPU, and "9.5" of a MIG slice."""
+    return f"{mib / 1024:.1f}" if context.is_mig else f"{mib / 1024:.0f}"
+
+
+def _busy_span(context: JobContext) -> str:
+    """ " (busy 15% to 60%)"; "" if the means of all GPUs are alike, or not all are known."""
+    known = [pct for row in context.gpus if (pct := busy_pct(row)) is not None]
+    if len(known) < max(context.gpu_count, 2) or max(known) - min(known) < UNEVEN_PCT:
+        return ""
+    return f" (busy {min(known):.0f}% to {max(known):.0f}%)"

@@ -1,4 +1,7 @@
-"""The charts of a job's report: its GPUs over time, the roofline, and GPU memory with the tiers."""
+"""The charts of a job's report: its GPUs over time, GPU memory with the tiers, and the roofline.
+
+The roofline compares what the GPUs achieved with the limits of the memory and of each pipe.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from reports import matplotlib_start as matplotlib_start  # before matplotlib it
 # isort: split
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
@@ -18,12 +22,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from PIL import Image
 
-from almanac.units import format_count, printable
-from reports.job.roofline_plot import draw_roofline, placed_pipes
-from reports.job.series import Floats, GpuSeries
+from almanac.hardware import GpuModel, gpu_models
+from almanac.units import format_count, format_duration, printable
+from reports.job.job_report import GpuSeries, JobReport, MemoryLevel, MetricsRow
 
-if TYPE_CHECKING:
-    from reports.job.context import JobContext
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 # A white background keeps a chart readable in a dark mail.
 SETTINGS: dict[Any, Any] = {
@@ -41,9 +44,9 @@ NAMED_GPUS, LINED_GPUS, STRIPS_IN = 16, 8, 4.6
 """Most GPUs that get a name, most GPUs that get a line, and the height of all strips in inches."""
 
 
-def render_plots(context: JobContext) -> dict[str, bytes]:
+def render_plots(report: JobReport) -> dict[str, bytes]:
     """The charts that have data, as PNGs by name (timeline, roofline, memory). The same job gives the same bytes."""
-    series = context.series
+    series, metrics = report.series, report.metrics or {}
     if series is None:
         return {}
     found: dict[str, Figure] = {}
@@ -51,16 +54,21 @@ def render_plots(context: JobContext) -> dict[str, bytes]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
-        if np.isfinite(series.util_pct).any():
+        if series.has("gpu_util_pct"):
             found["timeline"] = _timeline(series)
-        pipes = placed_pipes(context.model, context.metrics, series)
-        if context.model is not None and pipes and not context.is_mig:
+        model = gpu_models().get(metrics.get("gpu_model") or "")
+        if model is not None and not report.is_mig and (pipes := placed_pipes(model, metrics, series)):
             found["roofline"] = figure = Figure(figsize=(WIDTH_IN, 2.9))
-            draw_roofline(_axes(figure, 0.72, 0.42), context.model, pipes, series)
+            draw_roofline(_axes(figure, 0.72, 0.42), model, pipes, series)
         if series.has("hbm_used_mib"):
             found["memory"] = figure = Figure(figsize=(WIDTH_IN, 2.3))
-            _draw_memory(_axes(figure, MARGIN_IN, 0.42), context, series)
+            _draw_memory(_axes(figure, MARGIN_IN, 0.42), series, report.memory_levels)
         return {name: png(figure) for name, figure in found.items()}
+
+
+def _grid(series: GpuSeries, counter: str) -> Floats:
+    """The values of a counter, (n_gpus, n_bins); NaN if not measured."""
+    return np.array(series.values[counter], np.float32)
 
 
 def png(figure: Figure) -> bytes:
@@ -89,21 +97,21 @@ def _axes(figure: Figure, left_in: float, bottom_in: float, right_in: float = 0.
 
 def _timeline(series: GpuSeries) -> Figure:
     """One strip for each GPU, gray and hatched if nothing was measured."""
-    gpus = len(series.units)
+    gpus, util_pct = len(series.units), _grid(series, "gpu_util_pct")
     strips_in = min(0.24 * gpus, STRIPS_IN)
     left_in = 0.3 + 0.062 * max(len(name) for name in _labels(series.units).values())
     figure = Figure(figsize=(WIDTH_IN, 0.92 + strips_in))
     axes = _axes(figure, left_in, 0.62, 0.5, 0.3)
     axes.set_facecolor(MISSING)
-    if np.isnan(series.util_pct).any():
+    if np.isnan(util_pct).any():
         axes.patch.set(hatch="////", edgecolor="#b9b9b9")
-    end_s = series.bins * series.bin_s
-    shown = np.ma.masked_invalid(series.util_pct)
+    end_s = series.span_s
+    shown = np.ma.masked_invalid(util_pct)
     picture = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=BUSY, vmin=0, vmax=100,
                           extent=(0, end_s, gpus, 0))  # fmt: skip
     if gpus <= NAMED_GPUS:
         axes.hlines(range(1, gpus), 0, end_s, color="white", linewidth=1.2)
-        for row, mean in enumerate(_means(series.util_pct)):
+        for row, mean in enumerate(_means(util_pct)):
             text = "?" if np.isnan(mean) else f"{mean:.0f}%"
             axes.annotate(text, (1, row + 0.5), (4, 0), xycoords=("axes fraction", "data"), va="center",
                           textcoords="offset points", annotation_clip=False)  # fmt: skip
@@ -157,10 +165,10 @@ def time_axis(axes: Axes, end_s: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value / unit_s:g} {unit}"))
 
 
-def _draw_memory(axes: Axes, context: JobContext, series: GpuSeries) -> None:
+def _draw_memory(axes: Axes, series: GpuSeries, levels: Sequence[MemoryLevel]) -> None:
     """Draw each bin's highest use, by GPU; for many GPUs, draw the range from the lowest to the highest."""
-    used = series.values["hbm_used_mib"] / np.float32(1024)
-    time_s = (np.arange(series.bins) + 0.5) * series.bin_s
+    used = _grid(series, "hbm_used_mib") / np.float32(1024)
+    time_s = (np.arange(used.shape[1]) + 0.5) * series.bin_s
     if len(used) <= LINED_GPUS:
         for row, color in zip(used, LINES, strict=False):
             axes.plot(time_s, row, color=color, linewidth=1.2)
@@ -169,9 +177,9 @@ def _draw_memory(axes: Axes, context: JobContext, series: GpuSeries) -> None:
         axes.fill_between(time_s, low, high, color="#9fc3e6", linewidth=0)
         axes.plot(time_s, high, color=LINES[0], linewidth=1.2)
     axes.set_title("GPU memory in use, GiB" + _whose(series.units))
-    time_axis(axes, series.bins * series.bin_s)
+    time_axis(axes, series.span_s)
     peak = float(np.fmax.reduce(used, axis=None))
-    _draw_tiers(axes, _tier_levels(context), peak)
+    _draw_tiers(axes, {each.capacity_mib / 1024: drawable(each.name) for each in levels}, peak)
 
 
 def _whose(units: Sequence[str]) -> str:
@@ -180,17 +188,6 @@ def _whose(units: Sequence[str]) -> str:
     if len(units) <= LINED_GPUS:
         return f" (one line for each of {len(units)} GPUs)"
     return f" ({format_count(len(units))} GPUs, lowest to highest)"
-
-
-def _tier_levels(context: JobContext) -> dict[float, str]:
-    """Name by GiB of the tiers, and of the job's GPU if no tier has its size; empty for MIG instances."""
-    if context.is_mig:
-        return {}
-    levels = {tier.capacity_mib / 1024: drawable(tier.name) for tier in context.tiers}
-    own_mib = context.metrics.get("hbm_capacity_mib")
-    if own_mib and own_mib / 1024 not in levels:
-        levels[own_mib / 1024] = "this GPU"
-    return levels
 
 
 def _draw_tiers(axes: Axes, levels: Mapping[float, str], peak: float) -> None:
@@ -205,3 +202,76 @@ def _draw_tiers(axes: Axes, levels: Mapping[float, str], peak: float) -> None:
             axes.annotate(f"{name}: {level:.0f} GiB", (1, level), (-3, 3), xycoords=("axes fraction", "data"),
                           textcoords="offset points", ha="right", fontsize=8, color="#8b1e1e")  # fmt: skip
             last = level
+
+
+# isort: split
+
+
+MAX_PIPES, MAX_POINTS, MIN_SPAN = 2, 2500, 300.0
+PIPE_COLORS = {"fp64": "#1f5fa8", "fp32": "#3b7a57", "fp16": "#8a3f8f", "tensor": "#c2571a"}
+NAMES = {"fp64": "FP64", "fp32": "FP32", "fp16": "FP16", "tensor": "tensor cores"}
+
+
+def placed_pipes(model: GpuModel, metrics: MetricsRow, series: GpuSeries) -> list[str]:
+    """The pipes to draw, most active first: at most MAX_PIPES with a known peak and with points."""
+    by_pipe: Mapping[str, Any] = metrics
+    names = metrics.get("pipes_used") or () if model.hbm_bytes_per_s else ()
+    used = [pipe for pipe in names if getattr(model, f"{pipe}_flops", None)]
+    used.sort(key=lambda pipe: -(by_pipe.get(f"mean_{pipe}_active_frac") or 0.0))
+    return [pipe for pipe in used if len(points(model, pipe, series)[0])][:MAX_PIPES]
+
+
+def points(model: GpuModel, pipe: str, series: GpuSeries) -> tuple[Floats, Floats]:
+    """Intensity (flop/byte) and flop/s of one GPU, for each bin where both are known and above zero."""
+    if not {f"{pipe}_active_frac", "dram_active_frac"} <= series.values.keys():
+        return np.array([], np.float32), np.array([], np.float32)
+    active, memory = _grid(series, f"{pipe}_active_frac"), _grid(series, "dram_active_frac")
+    is_placed = (active > 0) & (memory > 0) & (active <= 1) & (memory <= 1)
+    flops = active[is_placed].astype(np.float64) * getattr(model, f"{pipe}_flops")
+    return (flops / (memory[is_placed] * _bandwidth(model))).astype(np.float32), flops.astype(np.float32)
+
+
+def _bandwidth(model: GpuModel) -> float:
+    return model.hbm_bytes_per_s or np.nan
+
+
+def draw_roofline(axes: Axes, model: GpuModel, pipes: Sequence[str], series: GpuSeries) -> None:
+    """Draw the roofline on logarithmic axes. The ridge of a pipe is where its roof meets the memory's."""
+    drawn = {pipe: points(model, pipe, series) for pipe in pipes}
+    peaks = {pipe: float(getattr(model, f"{pipe}_flops")) for pipe in pipes}
+    bandwidth = _bandwidth(model)
+    all_x = np.concatenate([x for x, _ in drawn.values()])
+    all_y = np.concatenate([y for _, y in drawn.values()])
+    low_x = min(float(np.quantile(all_x, 0.005)), min(peaks.values()) / bandwidth) / 8
+    high_x = max(float(np.quantile(all_x, 0.995)), max(peaks.values()) / bandwidth) * 5
+    low_x = min(low_x, high_x / MIN_SPAN)  # at least two powers of ten, so that the axis has labels
+    low_y = min(float(np.quantile(all_y, 0.005)), min(peaks.values()) / 100) / 2
+    for pipe, (x, y) in drawn.items():
+        step = -(-len(x) * len(drawn) // MAX_POINTS)
+        axes.plot(x[::step], y[::step], "o", color=PIPE_COLORS[pipe], markersize=2.6, alpha=0.35, markeredgewidth=0)
+        _draw_roof(axes, pipe, peaks[pipe], bandwidth, low_x, high_x)
+    axes.set(xscale="log", yscale="log", xlim=(low_x, high_x), ylim=(low_y, max(peaks.values()) * 3))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: _rate(value)))
+    axes.set_xlabel("flop per byte of GPU memory", labelpad=1)
+    axes.set_ylabel("flop/s of one GPU", labelpad=1)
+    axes.set_title(f"Roofline, {model.name}: one dot is one GPU for {format_duration(series.bin_s)}")
+
+
+def _draw_roof(axes: Axes, pipe: str, peak: float, bandwidth: float, low_x: float, high_x: float) -> None:
+    ridge = peak / bandwidth
+    axes.plot([low_x, ridge, high_x], [low_x * bandwidth, peak, peak], color=PIPE_COLORS[pipe], linewidth=1.4)
+    axes.plot([ridge], [peak], "D", color=PIPE_COLORS[pipe], markersize=4)
+    axes.annotate(f"ridge {ridge:.3g}", (ridge, peak), (4, -10), textcoords="offset points", fontsize=7.5,
+                  color=PIPE_COLORS[pipe])  # fmt: skip
+    axes.annotate(NAMES[pipe], (high_x, peak), (-2, 3), textcoords="offset points", ha="right", fontsize=8,
+                  color=PIPE_COLORS[pipe])  # fmt: skip
+
+
+def _rate(value: float) -> str:
+    for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= scale:
+            return f"{value / scale:g} {letter}"
+    return f"{value:g}"

@@ -1,10 +1,11 @@
-"""The counters of a job's GPUs over time, on a grid of limited size."""
+"""Load a job's counters over time, on a grid of limited size, and its ranks among the jobs of its site."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, get_args
 
 import duckdb
 import numpy as np
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.host_names import match_hosts
-from telemetry.store.cluster_store import ClusterStore
+from reports.job.evidence import Ranked
+from reports.job.job_report import GpuSeries, MetricsRow, Rank, unit_name
+from telemetry.attribution.allocations import match_hosts
+from telemetry.history import load_history_table
+from telemetry.metrics.data_quality import OK
 from telemetry.store.partitions import partition_start
 from telemetry.store.schema import schema_of, table_of
-
-Floats: TypeAlias = npt.NDArray[np.float32]
+from telemetry.store.store import ClusterStore
 
 MAX_BINS = 600
 MIN_BINS = 60
@@ -26,51 +29,15 @@ MAX_CELLS = 200_000
 DEFAULT_INTERVAL_S = 10.0
 
 _MEANS = (
-    "gpu_util_pct", "gr_engine_active_frac", "power_w", "dram_active_frac", "fp64_active_frac", "fp32_active_frac",
+    "gpu_util_pct", "gr_engine_active_frac", "dram_active_frac", "fp64_active_frac", "fp32_active_frac",
     "fp16_active_frac", "tensor_active_frac",
 )  # fmt: skip
-COUNTERS = (*_MEANS, "hbm_used_mib")
+_DIGITS = {"gpu_util_pct": 1, "hbm_used_mib": 0}
+"""Decimals that a chart can show; of other counters, which are fractions, four."""
 _ALLOCATIONS = schema_of(
-    {
-        "allocation": pa.int32(),
-        "host": pa.string(),
-        "gpu": pa.int16(),
-        "mig": pa.string(),
-        "start_ms": pa.int64(),
-        "end_ms": pa.int64(),
-        "bin_ms": pa.int64(),
-        "bins": pa.int64(),
-        "label": pa.int64(),
-        "engines": pa.int64(),
-    }
+    "allocation int32, host string, gpu int16, mig string, start_ms int64, end_ms int64, bin_ms int64, "
+    "bins int64, label int64, engines int64"
 )
-
-
-@dataclass(frozen=True)
-class GpuSeries:
-    """A job's counters over time. units: host:gpu or host:gpu:mig, one for each row.
-
-    values: by counter, (n_gpus, n_bins); NaN if unknown. A bin has the mean of its samples, or the highest sample of
-    hbm_used_mib. bin_s: seconds of a bin.
-    """
-
-    units: tuple[str, ...]
-    bin_s: float
-    values: Mapping[str, Floats]
-
-    @property
-    def bins(self) -> int:
-        return int(self.values["hbm_used_mib"].shape[1])
-
-    def has(self, counter: str) -> bool:
-        return bool(np.isfinite(self.values[counter]).any())
-
-    @property
-    def util_pct(self) -> Floats:
-        """GPU_UTIL in percent, or what stands for it on MIG; without it, the activity of the graphics engine."""
-        if self.has("gpu_util_pct"):
-            return self.values["gpu_util_pct"]
-        return self.values["gr_engine_active_frac"] * np.float32(100)
 
 
 @dataclass(frozen=True)
@@ -79,6 +46,7 @@ class SeriesRequest:
 
     interval_s: seconds between samples; None if unknown. label: the job id that samples must have in their label, if
     the label says which GPUs the job had. engines: compute slices of each GPU that is a MIG instance; None: unknown.
+    pipes: those that the roofline shows.
     """
 
     start_s: int
@@ -87,6 +55,7 @@ class SeriesRequest:
     interval_s: float | None = None
     label: int | None = None
     engines: tuple[int | None, ...] = ()
+    pipes: tuple[str, ...] = ()
 
     def bins(self) -> int:
         """The number of bins. Each has at least two samples, so that a late sample leaves no gap."""
@@ -182,22 +151,83 @@ def _of_slices(known: Collection[str]) -> dict[str, str]:
 
 def _split(rows: pa.Table, wanted: Sequence[SeriesRequest]) -> list[GpuSeries | None]:
     allocation, place = rows["allocation"].to_numpy(), rows["bin"].to_numpy()
-    known = [name for name in COUNTERS if name in rows.column_names]
-    values = {name: rows[name].to_numpy().astype(np.float32) for name in known}
+    known = [name for name in (*_MEANS, "hbm_used_mib") if name in rows.column_names]
+    values = {name: rows[name].to_numpy().astype(np.float64) for name in known}
     found: list[GpuSeries | None] = []
     first = 0
     for run in wanted:
         low, high = np.searchsorted(allocation, [first, first + len(run.units)])
-        shape = (len(run.units), run.bins())
-        grids = {name: np.full(shape, np.nan, np.float32) for name in COUNTERS} if high > low else {}
-        for name in known if grids else ():
+        grids = {}
+        for name in known if high > low else ():
+            grids[name] = np.full((len(run.units), run.bins()), np.nan)
             grids[name][allocation[low:high] - first, place[low:high]] = values[name][low:high]
-        units = tuple(unit_name(*unit) for unit in run.units)
-        found.append(GpuSeries(units, run.bin_ms() / 1000, grids) if grids else None)
+        found.append(_shown(run, grids) if grids else None)
         first += len(run.units)
     return found
 
 
-def unit_name(host: str, gpu: int, mig: str) -> str:
-    """host:gpu, or host:gpu:mig, as in the column idle_gpus."""
-    return f"{host}:{gpu}" + (f":{mig}" if mig else "")
+def _shown(run: SeriesRequest, grids: Mapping[str, npt.NDArray[np.float64]]) -> GpuSeries:
+    """The counters that charts show, where any value is known."""
+    known = {name: grid for name, grid in grids.items() if np.isfinite(grid).any()}
+    if "gpu_util_pct" not in known and "gr_engine_active_frac" in known:
+        known["gpu_util_pct"] = 100 * known["gr_engine_active_frac"]
+    pipes = [f"{pipe}_active_frac" for pipe in run.pipes]
+    names = ("gpu_util_pct", "hbm_used_mib", *pipes, *(["dram_active_frac"] if pipes else []))
+    return GpuSeries(
+        tuple(unit_name(*unit) for unit in run.units),
+        run.bin_ms() / 1000,
+        {name: _rows(known[name].round(_DIGITS.get(name, 4))) for name in names if name in known},
+    )
+
+
+def _rows(grid: npt.NDArray[np.float64]) -> tuple[tuple[float | None, ...], ...]:
+    return tuple(tuple(value if math.isfinite(value) else None for value in row) for row in grid.tolist())
+
+
+RANKED: tuple[Ranked, ...] = get_args(Ranked)
+SITE_DAYS = 30
+MIN_JOBS = 20
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """The figures of a site's jobs with data quality ok, in the order of submission, without users."""
+
+    submit_s: npt.NDArray[np.int64]
+    figures: Mapping[Ranked, npt.NDArray[np.float64]]
+
+    @classmethod
+    def load(cls, store: ClusterStore, since_s: int, until_s: int) -> SiteFigures:
+        """The figures of jobs submitted in [since_s - SITE_DAYS, until_s). Raises StoreError."""
+        columns = ["submit_s", "verdict", "mig_profile", *RANKED]
+        rows = load_history_table(store, columns, since_s - SITE_DAYS * 86_400, until_s).sort_by("submit_s")
+        is_ok = rows["verdict"].to_numpy() == OK
+        figures = {name: rows[name].to_numpy().astype(np.float64)[is_ok] for name in RANKED}
+        is_slice = rows["mig_profile"].combine_chunks().is_valid().to_numpy(zero_copy_only=False)[is_ok]
+        figures["mean_gpu_util_pct"] = np.where(is_slice, np.nan, figures["mean_gpu_util_pct"])
+        return cls(rows["submit_s"].to_numpy()[is_ok], figures)
+
+    def ranks(self, metrics: MetricsRow, submit_s: int, end_s: int) -> dict[str, Rank]:
+        """A job's ranks by figure, among jobs submitted between SITE_DAYS before its submission and its end.
+
+        A figure has no rank if the job lacks it, or if fewer than MIN_JOBS have it.
+        """
+        if metrics.get("verdict") != OK:
+            return {}
+        low, high = np.searchsorted(self.submit_s, [submit_s - SITE_DAYS * 86_400, end_s])
+        found: dict[str, Rank] = {}
+        for name, values in self.figures.items():
+            own, others = metrics.get(name), values[low:high]
+            known = int(np.isfinite(others).sum())
+            is_other = name == "mean_gpu_util_pct" and metrics.get("mig_profile")  # of a slice: no GPU_UTIL
+            if own is not None and known >= MIN_JOBS and not is_other:
+                # Less means less by more than rounding.
+                margin = 1e-9 * abs(own)
+                below, above = (others < own - margin).sum(), (others > own + margin).sum()
+                found[name] = Rank(float(below) / known, float(above) / known, known)
+        return found
+
+
+def span_of(runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The first submit_s and the last end_s of several runs (submit_s, end_s)."""
+    return min(first for first, _ in runs), max(last for _, last in runs)

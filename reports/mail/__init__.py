@@ -1,1 +1,3 @@
-"""Reports by mail: what is due, the outbox, delivery, digests, and preferences."""
+"""Reports by mail: due runs, digests, recipients, the hand-over to the mail server, and the record of it."""
+
+__all__ = ("batch", "digest", "due", "handover", "recipients", "record", "record_file", "run", "watch")

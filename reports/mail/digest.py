@@ -8,16 +8,18 @@ from typing import Any
 
 from almanac import __version__
 from almanac.config import Config
-from almanac.units import counted, format_count, format_duration, format_gib, format_moment, printable
-from reports.job.conclusions import Suggestion
-from reports.job.context import JobContext, build_runs
-from reports.job.figures import NOT_KNOWN, FigureRow, real_text
-from reports.job.report import MAX_SUBJECT, Rendered, render_html, templates
+from almanac.units import counted, format_count, format_duration, format_gib, format_moment, printable, span_text
+from reports.job.build import build_runs
+from reports.job.evidence import NOT_KNOWN, JobContext, real_text
+from reports.job.job_report import FigureRow, Suggestion
+from reports.job.render import MAX_SUBJECT, Rendered, render_html, templates
+from reports.mail.cpu_jobs import cpu_suggestions
 from reports.mail.families import (
     DigestJob,
     JobFamily,
     SharedAdvice,
     families_of,
+    first_statement,
     job_of,
     said_states,
     shared_advice,
@@ -25,9 +27,10 @@ from reports.mail.families import (
     time_limits,
     told_of_digest,
 )
-from reports.mail.outbox_file import Told
-from reports.mail.week import Saving, Totals, Week, best_of, week_of
-from telemetry.store.cluster_store import ClusterStore
+from reports.mail.record import Told
+from reports.mail.week import Saving, Totals, Week, WeekSpan, best_of, last_week, week_of
+from telemetry.site import Site
+from telemetry.store.store import ClusterStore
 
 LISTED = 10
 """Most job families, and most failed jobs, that a digest lists."""
@@ -86,42 +89,53 @@ def render_burst(contexts: Sequence[JobContext], config: Config) -> Digest:
     ]
     summary = f"{headline[:1].upper()}{headline[1:]}."
     subject = f"{_burst_name(contexts, families)}: {headline}"
-    site = _site_given(contexts[0].cluster, config, jobs)
-    rendered = _rendered(site, subject, (summary, _used(jobs)), _kicker(contexts), parts)
+    site = site_given(contexts[0].cluster, config, jobs)
+    rendered = render_parts(site, subject, (summary, _used(jobs)), _kicker(contexts), parts)
     return Digest(rendered, told_of_digest(jobs, advice))
 
 
 def render_weekly(store: ClusterStore, user: str, config: Config, now_s: int) -> Digest | None:
-    """The mail about the user's GPU jobs of the last whole week (Monday to Sunday, UTC); None if none ended.
+    """The mail about the user's jobs of the last whole week (Monday to Sunday, UTC).
 
-    The mail is the same at any time of the following week. Raises StoreError.
+    None if no GPU job ended, and there is nothing to change in others. The mail is the same at any time of the
+    following week. Raises StoreError.
     """
-    week = week_of(store, user, config, now_s)
+    week, span, around = week_of(store, user, config, now_s), last_week(now_s), Site.of(store, config, now_s)
+    kicker = f"Week {span.name}: {format_moment(span.start_s)} to {format_moment(span.end_s)}"
+    without_gpus = Part("Your jobs without GPUs", suggestions=cpu_suggestions(around, user, span))
     if week is None:
-        return None
+        return None if without_gpus.is_empty else _cpu_week(store.cluster, config, span, kicker, without_gpus)
     jobs: list[DigestJob] = []
     for first in range(0, len(week.runs), SLICE):
         part = week.runs[first : first + SLICE]
-        jobs += map(job_of, build_runs(store, part, config, now_s, has_series=False))
+        jobs += map(job_of, build_runs(around, part, has_series=False))
     families, advice = families_of(jobs), shared_advice(jobs)
     parts = [
         _advised(advice, jobs),
         _family_part(families, advice),
+        without_gpus,
         _limits_part(families),
         Part("Your best jobs", tuple(map(_job_row, best_of(jobs))), separator=": "),
         Part("Figures", tuple(_total_rows(week.totals))),
         _savings(week),
         Part("Earlier weeks", tuple(FigureRow(span.name, *_trend(totals)) for span, totals in week.before)),
     ]
-    kicker = f"Week {week.span.name}: {format_moment(week.span.start_s)} to {format_moment(week.span.end_s)}"
     used = f"{_jobs(week.totals.jobs)}, {_hours(week.totals.gpu_hours)}"
     subject = f"Your GPU week {week.span.name}: {used}; {headline_of(jobs, advice)}"
-    site = _site_given(store.cluster, config, jobs)
-    return Digest(_rendered(site, subject, (_week_summary(week),), kicker, parts), told_of_digest(jobs, advice))
+    site = site_given(store.cluster, config, jobs)
+    return Digest(render_parts(site, subject, (_week_summary(week),), kicker, parts), told_of_digest(jobs, advice))
 
 
-def _site_given(cluster: str, config: Config, jobs: Sequence[DigestJob]) -> dict[str, Any]:
-    """What the templates show of the site. job_urls: its first link for each job, by the id that Slurm shows."""
+def _cpu_week(cluster: str, config: Config, span: WeekSpan, kicker: str, part: Part) -> Digest:
+    """The mail about a week without GPU jobs."""
+    action = first_statement(part.suggestions[0].advice)
+    subject = f"Your CPU week {span.name}: {action[:1].lower()}{action[1:]}"
+    given = {**site_given(cluster, config, ()), "ran": "jobs"}
+    return Digest(render_parts(given, subject, (f"{action}.",), kicker, [part]), frozenset())
+
+
+def site_given(cluster: str, config: Config, jobs: Sequence[DigestJob]) -> dict[str, Any]:
+    """The site's part of the templates' input. job_urls: its first link for each job, by the id that Slurm shows."""
     return {
         "cluster": printable(cluster, 60),
         "links": (),
@@ -131,7 +145,7 @@ def _site_given(cluster: str, config: Config, jobs: Sequence[DigestJob]) -> dict
     }
 
 
-def _rendered(
+def render_parts(
     site: Mapping[str, Any], subject: str, summary: Sequence[str], kicker: str, parts: Sequence[Part]
 ) -> Rendered:
     """summary: the first line, and the text that follows it, if any."""
@@ -147,7 +161,7 @@ def _rendered(
 
 
 def headline_of(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) -> str:
-    """What matters most about these jobs: "2 of 12 failed; ask for --gpu-tier=hbm40g instead of hbm80g"."""
+    """The most important fact about these jobs: "2 of 12 failed; ask for --gpu-tier=hbm40g instead of hbm80g"."""
     unmeasured = sum(job.unused_hours is None for job in jobs)
     said = [", ".join(failures)] if (failures := list(_failures(jobs))) else []
     if unmeasured == len(jobs):
@@ -156,14 +170,16 @@ def headline_of(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) -> st
         said.append(advice[0].short)
     elif limits := time_limits(families_of(jobs)):
         whose = f" for {limits[0].name}" if any(job.name_key != jobs[0].name_key for job in jobs) else ""
-        said.append(f"shorter time limits are enough{whose} ({limits[0].option})")
+        said.append(f"ask for less time{whose} (--time)")
     return "; ".join(said) or (f"{_jobs(unmeasured)} not assessed" if unmeasured else "OK, nothing to change")
 
 
 def _failures(jobs: Sequence[DigestJob]) -> Iterator[str]:
     """ "2 of 15 failed", "1 timed out"."""
     stopped, of = sum(job.state == "TIMEOUT" for job in jobs), f" of {format_count(len(jobs))}"
-    for number, what in ((sum(job.has_failed for job in jobs) - stopped, "failed"), (stopped, "timed out")):
+    by_node = sum(job.is_node_failure for job in jobs)
+    failed = sum(job.has_failed for job in jobs) - stopped - by_node
+    for number, what in ((failed, "failed"), (stopped, "timed out"), (by_node, "ended by a node")):
         if number:
             yield f"{format_count(number)}{of} {what}"
             of = ""
@@ -248,18 +264,18 @@ def _limits_part(families: Sequence[JobFamily]) -> Part:
         FigureRow(
             each.name,
             f"{_jobs(len(each.jobs))} asked for {_hours(each.asked_hours)}, used {real_text(each.used_hours)}",
-            f"{each.spans}; {each.option} is enough",
+            each.spans,
         )
         for each in time_limits(families)
     ]
-    note = "Slurm can start jobs with shorter limits earlier." if rows else ""
+    note = "Slurm can start jobs with shorter limits (--time) earlier. Leave room for a longer run." if rows else ""
     return Part("Time limits: asked for, not used", tuple(rows), note=note, separator="; ")
 
 
 def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
     known = [context.elapsed_s for context in contexts if context.elapsed_s is not None]
     if known:
-        span = f"{format_duration(min(known))} to {format_duration(max(known))}"
+        span = span_text(format_duration(min(known)), format_duration(max(known)))
         yield FigureRow("Run time", format_duration(sum(known) / len(known)), f"on average; {span}")
     yield FigureRow("GPU-hours", real_text(sum(context.gpu_hours or 0.0 for context in contexts)))
     energies = [energy_j for each in contexts if (energy_j := each.metrics.get("energy_j")) is not None]
@@ -269,9 +285,7 @@ def _burst_rows(contexts: Sequence[JobContext]) -> Iterator[FigureRow]:
     measured = [(util_pct, hours) for util_pct, hours in used if util_pct is not None]
     weight = sum(hours for _, hours in measured)
     util = f"{sum(util * hours for util, hours in measured) / weight:.0f}%" if weight else NOT_KNOWN
-    yield FigureRow(
-        "GPU utilization", util, f"average weighted by GPU-hours{_of(measured, contexts, ', ')}" if weight else ""
-    )
+    yield FigureRow("GPU utilization", util, f"of the GPU-hours{_of(measured, contexts, ', ')}" if weight else "")
     peaks = [peak_mib for each in contexts if (peak_mib := each.metrics.get("hbm_peak_mib")) is not None]
     peak = format_gib(max(peaks)) if peaks else NOT_KNOWN
     yield FigureRow("Peak GPU memory", peak, f"the highest{_of(peaks, contexts, ', ')}" if peaks else "")
@@ -297,9 +311,7 @@ def _total_rows(totals: Totals) -> Iterator[FigureRow]:
     if totals.energy_j is not None:
         yield FigureRow("GPU energy", f"{real_text(totals.energy_j / 3.6e6)} kWh")
     util = NOT_KNOWN if totals.util_pct is None else f"{totals.util_pct:.0f}%"
-    yield FigureRow(
-        "GPU utilization", util, "" if totals.util_pct is None else "average weighted by GPU-hours, over measured jobs"
-    )
+    yield FigureRow("GPU utilization", util, "" if totals.util_pct is None else "of the GPU-hours of measured jobs")
 
 
 def _trend(totals: Totals) -> tuple[str, str]:
@@ -319,7 +331,7 @@ def _week_summary(week: Week) -> str:
 
 
 def _compared(week: Week) -> str:
-    """How the week compares with the mean of the known weeks before it; "" without a job in these."""
+    """Compare the week with the mean of the known weeks before it; "" without a job in these."""
     if not week.before:
         return ""
     usual = sum(totals.gpu_hours for _, totals in week.before) / len(week.before)

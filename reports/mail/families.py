@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from almanac.names import is_family
-from almanac.units import counted, format_count, format_duration, printable
-from reports.job.conclusions import Conclusions, Suggestion, conclude
-from reports.job.context import JobContext
+from almanac.units import counted, format_count, format_duration, printable, span_text
+from reports.job.conclusions import Conclusions, conclude
+from reports.job.evidence import NOT_KNOWN, JobContext
 from reports.job.facts import facts_of
-from reports.job.figures import NOT_KNOWN
+from reports.job.job_report import Suggestion
 from reports.job.rules import Fact
-from reports.mail.ended import FAILED_STATES, outcome_of
-from reports.mail.outbox_file import Told
+from reports.mail.due import outcome_of
+from reports.mail.record import Told
+from slurm.states import JOB_FAILED
 from telemetry.metrics.data_quality import IDLE, OK
 
 MOST_ADVICE = 5
@@ -29,10 +30,10 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class DigestJob:
-    """What a digest says about one job.
+    """One job in a digest.
 
     gpu_hours: None if the run time is unknown. unused_hours: gpu_hours x (1 - utilization); None: not measured.
-    limit_s, next_limit_s: the time limit that it asked for, and one that holds it. option: the latter for sbatch.
+    limit_s, next_limit_s: the time limit that it asked for, and one that holds it.
     rules: topic and headline of the rules that hold, by name. url: the site's first link for the job, or "".
     """
 
@@ -48,14 +49,14 @@ class DigestJob:
     unused_hours: float | None
     limit_s: int | None
     next_limit_s: int | None
-    option: str
     conclusions: Conclusions
     rules: Mapping[str, tuple[str, str]]
     url: str = ""
+    is_node_failure: bool = False
 
     @property
     def has_failed(self) -> bool:
-        return self.state in FAILED_STATES
+        return self.state in JOB_FAILED
 
     @property
     def advice(self) -> list[Suggestion]:
@@ -77,12 +78,12 @@ def job_of(context: JobContext) -> DigestJob:
         name_key=job["name_key"] or "",
         gpu_count=context.gpu_count,
         state=job["state"] or "",
+        is_node_failure=facts.values["is_node_failure"] is True,
         elapsed_s=context.elapsed_s,
         gpu_hours=hours,
         unused_hours=_unused(hours, facts.values["util_pct"], context.data_quality),
         limit_s=job["time_limit_s"],
         next_limit_s=int(next_s) if isinstance(next_s, int | float) else None,
-        option=facts.words["limit_option"],
         conclusions=conclusions,
         rules={
             rule.name: (rule.topic, rule.headline.format_map(facts.words))
@@ -101,7 +102,7 @@ def _unused(hours: float | None, util_pct: Fact, data_quality: str) -> float | N
 
 
 def told_of_job(job: DigestJob) -> frozenset[Told]:
-    """What the report of a job tells about its family."""
+    """The facts that the report of a job tells about its family."""
     found = [outcome_of(job.state), *(each.rule for each in job.conclusions.suggestions)]
     return frozenset(map(job.told, found))
 
@@ -138,7 +139,7 @@ class JobFamily:
 
     @property
     def unused_hours(self) -> float | None:
-        """Of the measured jobs; None if there are none."""
+        """Unused GPU-hours of the measured jobs; None if there are none."""
         known = [job.unused_hours for job in self.jobs if job.unused_hours is not None]
         return sum(known) if known else None
 
@@ -183,8 +184,10 @@ class SharedAdvice:
     def short(self) -> str:
         """The advice without figures and options: "40 GB GPUs are enough", "find out what your GPUs wait for"."""
         # A headline of two parts says first what happened to the job, and others can have figures of one job.
-        said = {_cut(headline) for job in self.jobs if ";" not in (headline := job.rules[self.rule][1])} - {""}
-        return said.pop() if len(said) == 1 else _cut(self.advice[:1].lower() + self.advice[1:])
+        said = {first_statement(headline) for job in self.jobs if ";" not in (headline := job.rules[self.rule][1])} - {
+            ""
+        }
+        return said.pop() if len(said) == 1 else first_statement(self.advice[:1].lower() + self.advice[1:])
 
     def where(self, among: Sequence[DigestJob]) -> str:
         """ "12 of 17 jobs: train-# (8), eval (4)"; without names if all 17 are of one family."""
@@ -198,7 +201,7 @@ class SharedAdvice:
         return f"{share}: {', '.join(names)}{rest}"
 
 
-def _cut(text: str) -> str:
+def first_statement(text: str) -> str:
     """Its first statement."""
     ends = [place for mark in (". ", ": ", " (", ", or ") if (place := text.find(mark)) > 0]
     return text[: min(ends, default=len(text))].rstrip(".")
@@ -209,12 +212,20 @@ def shared_advice(jobs: Sequence[DigestJob]) -> list[SharedAdvice]:
     found: dict[tuple[str, str], list[tuple[DigestJob, Suggestion]]] = defaultdict(list)
     for job in sorted(jobs, key=lambda job: -(job.gpu_hours or 0.0)):
         for each in job.advice:
-            found[each.rule, each.advice].append((job, each))
-    advice = [
-        SharedAdvice(text, rule, tuple(job for job, _ in those), those[0][1].reason)
-        for (rule, text), those in found.items()
-    ]
+            topic, _ = job.rules[each.rule]
+            found[each.rule, each.advice if topic == "memory" else ""].append((job, each))
+    advice = [_shared(rule, those) for (rule, _), those in found.items()]
     return sorted(advice, key=_rank)[:MOST_ADVICE]
+
+
+def _shared(rule: str, those: Sequence[tuple[DigestJob, Suggestion]]) -> SharedAdvice:
+    """One fault of several jobs is one piece of advice: with the figures of the largest job, if they differ."""
+    largest, given = those[0]
+    differ = len({each.advice for _, each in those}) > 1
+    note = (
+        f" The figures are those of job {largest.shown_id}; `almanac report JOBID` has the others'." if differ else ""
+    )
+    return SharedAdvice(given.advice, rule, tuple(job for job, _ in those), given.reason + note)
 
 
 def _rank(advice: SharedAdvice) -> tuple[int, float]:
@@ -230,7 +241,7 @@ def _rank(advice: SharedAdvice) -> tuple[int, float]:
 
 
 def told_of_digest(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) -> frozenset[Told]:
-    """What a digest tells: the advice that it has, and how the jobs of each family ended."""
+    """The facts that a digest tells: its advice, and the ends of each family's jobs."""
     told = {job.told(each.rule) for each in advice for job in each.jobs}
     far = {job.told(LIMIT_RULE) for limit in time_limits(families_of(jobs)) for job in limit.jobs}
     return frozenset({job.told(outcome_of(job.state)) for job in jobs} | told | far)
@@ -238,14 +249,10 @@ def told_of_digest(jobs: Sequence[DigestJob], advice: Sequence[SharedAdvice]) ->
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """The completed jobs of a family whose time limit was much too long. option: asks for one that holds all of them.
-
-    asked_hours, used_hours: their GPU-hours.
-    """
+    """The completed jobs of a family whose time limit was much too long. asked_hours, used_hours: their GPU-hours."""
 
     name: str
     jobs: tuple[DigestJob, ...]
-    option: str
     asked_hours: float
     used_hours: float
 
@@ -257,7 +264,10 @@ class TimeLimit:
 
 
 def time_limits(families: Iterable[JobFamily]) -> list[TimeLimit]:
-    """Of families without a job that needs such a long limit; the most GPU-hours asked for and not used first."""
+    """Return the time limits to shorten, most GPU-hours asked for and not used first.
+
+    Leaves out families with a job that needs such a long limit.
+    """
     found = [limit for family in families if (limit := _time_limit(family)) is not None]
     return sorted(found, key=lambda limit: limit.used_hours - limit.asked_hours)[:MOST_LIMITS]
 
@@ -269,14 +279,13 @@ def _time_limit(family: JobFamily) -> TimeLimit | None:
     ended = [job for job in family.jobs if job.state == "COMPLETED" and job.elapsed_s is not None]
     if not ended:  # only where a site's rule is also for jobs that did not complete
         return None
-    longest = max(ended, key=lambda job: job.next_limit_s or 2**31)
+    longest_s = max(job.next_limit_s or 2**31 for job in ended)
     limits_s = [job.limit_s or 0 for job in far]
-    if longest.next_limit_s is None or longest.next_limit_s >= min(limits_s):
+    if longest_s >= min(limits_s):
         return None
     asked = sum(job.gpu_count * (job.limit_s or 0) / 3600 for job in far)
-    return TimeLimit(family.name, far, longest.option, asked, sum_hours(job.gpu_hours for job in far))
+    return TimeLimit(family.name, far, asked, sum_hours(job.gpu_hours for job in far))
 
 
 def _span(seconds: Sequence[int]) -> str:
-    low, high = format_duration(min(seconds)), format_duration(max(seconds))
-    return low if low == high else f"{low} to {high}"
+    return span_text(format_duration(min(seconds)), format_duration(max(seconds)))

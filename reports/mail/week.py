@@ -9,36 +9,32 @@ import datetime as dt
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TypedDict, cast
 
 import pyarrow.compute as pc
 
-from advisor.memory.peaks import ENDED_WELL, SPIKE_MARGIN
+from advisor.memory.evidence import SPIKE_MARGIN
 from almanac.config import Config
 from almanac.units import DAY_S
-from reports.mail.ended import FAILED_STATES
 from reports.mail.families import DigestJob
-from reports.mail.marks import WEEK
+from slurm.states import ENDED_WELL, USER_FAILED
 from telemetry.history import load_history_table
 from telemetry.metrics.data_quality import IDLE, OK
-from telemetry.store.cluster_store import JOBS_FROM, ClusterStore
-
-if TYPE_CHECKING:
-    from reports.mail.outbox import Outbox
+from telemetry.store.store import JOBS_FROM, ClusterStore
 
 WEEK_S = 7 * DAY_S
 LATE_S = 600
 """Seconds by which slurmdbd may learn late that a job ended."""
 WEEKS_BEFORE = 4
 LONGEST_DAYS = 60
-"""From submission to end; a digest leaves out jobs that waited and ran longer."""
+"""Most days from submission to end; a digest leaves out jobs that waited and ran longer."""
 NAMED = 3
 """Most best jobs that a digest lists."""
 WELL_USED_PCT = 70.0
-"""P (perlmutter-telemetry), VI: jobs above 70% GPU_UTIL count as well used."""
+"""Mean GPU_UTIL above which a job counts as well used (Cankur et al., VI)."""
 MIN_COVERAGE = 0.9
 MIN_ELAPSED_S = 180
-"""As in the rules idle_gpus and all_idle of reports/job/rules.toml."""
+"""Least run time that counts, as in the rules idle_gpus and all_idle of reports/job/rules.toml."""
 
 
 class WeekRow(TypedDict):
@@ -75,7 +71,7 @@ class Totals:
     """Totals of some jobs. util_pct: mean over the jobs with a known value, weighted by GPU-hours.
 
     measured_hours: the GPU-hours of these. energy_j: sum over the jobs with a known value. Both means and sums are None
-    if no job has one. failed: jobs in FAILED_STATES.
+    if no job has one. failed: jobs that ended in a state that means failure.
     """
 
     jobs: int
@@ -119,18 +115,13 @@ def last_week(now_s: int, weeks_ago: int = 0) -> WeekSpan:
     return WeekSpan(f"{year}-W{week:02d}", start_s, start_s + WEEK_S)
 
 
-def is_told(outbox: Outbox, cluster: str, now_s: int) -> bool:
-    """Whether the digests of the last whole week have been made."""
-    return (outbox.mark(WEEK, cluster) or 0) >= last_week(now_s).end_s
-
-
 def is_known(store: ClusterStore, config: Config, week: WeekSpan, now_s: int) -> bool:
-    """Whether the store has all jobs that ended in the week, with their metrics; always true one day after the week."""
+    """Return True if the store has all jobs of the week, with their metrics; always one day after the week."""
     if now_s >= week.end_s + DAY_S:
         return True
     marks_s = [(store.watermark("sacct") or 0) - LATE_S]
-    if config.prometheus.url:
-        marks_s.append(store.watermark("prometheus") or 0)
+    if config.prometheus.servers:
+        marks_s.append(store.telemetry_mark(config.prometheus.source_names) or 0)
     days = range(week.start_s // DAY_S, week.end_s // DAY_S)
     return min(marks_s) >= week.end_s and not any(day in days for day in store.peek_open_days())
 
@@ -185,7 +176,7 @@ def totals_of(rows: Sequence[WeekRow]) -> Totals:
         measured_hours=weight,
         util_pct=sum(util * hours for util, hours in used) / weight if weight else None,
         energy_j=sum(energies) if energies else None,
-        failed=sum(row["state"] in FAILED_STATES for row in rows),
+        failed=sum(row["state"] in USER_FAILED for row in rows),
     )
 
 

@@ -1,39 +1,132 @@
-"""Publishes reports for users without access to the store: one for each recent job, and a list of all.
+"""Publish reports for users without access to the store: one for each recent job, and a list of all.
 
-A report is made when its job has metrics, and again when a stored value of the job changes. A report that cannot be
-written is not tried again before such a change. A list is written when one of its jobs changes. Other files stay
-unread and unchanged.
+A report is made when its job has metrics, and again when a stored value of the job changes; one that cannot be written
+is not tried again before that. A list is written when one of its jobs changes. Other files stay as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import pyarrow.compute as pc
 
-from almanac.config import Config
+from almanac.atomic import write_atomically
+from almanac.errors import AlmanacError, FileFormatError
+from almanac.files import read_json, with_checksum
+from almanac.published.files import REPORTS
+from almanac.published.outgoing import Names, Outgoing, Owners, Uids, explained, name_of, owners_of, uid_of
 from almanac.units import DAY_S, format_count
-from reports.job.context import JobContext, build_runs
-from reports.published.choice import Chosen, newest_runs
-from reports.published.folder import INDEX, REPORT_NAME, Listed, OwnFolder
-from reports.published.format import FORMAT, MAX_FILE_BYTES, OwnIndex, OwnRun, Row, pack_index, pack_report
-from telemetry.history import HISTORY, load_history_table
-from telemetry.job_selection import plain_rows
-from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.user_files import REPORTS, Names, Owners, Uids, name_of, owners_of, uid_of
+from reports.job.build import build_runs
+from reports.job.conclusions import Row, report_of
+from reports.published.caller import (
+    JOBS,
+    REPORT,
+    REPORT_NAME,
+    JobColumn,
+    JobList,
+    PublishedRun,
+    StoreJobs,
+    UserMail,
+    next_steps,
+)
+from reports.published.newest import Chosen, newest_mails, newest_runs
+from telemetry.history import HISTORY, load_history_table, plain_rows
+from telemetry.site import Site
+
+MANIFEST = ".reports.json"
+"""In the folder of outgoing files: which list was written for whom, and which reports cannot be made.
+
+File names say what else is published: <uid>/jobs, and <uid>/reports/<job id>-<submission>-<digest>.
+"""
+
+
+@dataclass
+class Listed:
+    """The list last written for a uid: its user, the digest of its content, and the newest end of its jobs."""
+
+    user: str
+    digest: str
+    newest_end_s: int
+
+
+@dataclass(frozen=True)
+class OwnFolder:
+    """All reports and lists of an outgoing folder, by uid."""
+
+    outgoing: Outgoing
+
+    def uids(self) -> list[int]:
+        """The uids with a list or reports, sorted."""
+        known = (int(name) for name in self.outgoing.users() if name.isascii() and name.isdecimal())
+        return sorted(uid for uid in known if self.has_index(uid) or self.reports(uid))
+
+    def reports(self, uid: int) -> set[str]:
+        """Names of the reports of a uid."""
+        with contextlib.suppress(OSError):
+            found = self.outgoing.path(str(uid), REPORTS).iterdir()
+            return {path.name for path in found if path.name[0].isdecimal()}
+        return set()
+
+    def has_index(self, uid: int) -> bool:
+        return self.outgoing.path(str(uid), JOBS.name).is_file()
+
+    def remove(self, uid: int, names: set[str]) -> None:
+        """Remove reports. Raises StoreError."""
+        self.outgoing.remove(str(uid), [f"{REPORTS}/{name}" for name in names])
+
+    def remove_all(self, uid: int) -> None:
+        """Remove the list and all reports of a uid. Raises StoreError."""
+        self.remove(uid, self.reports(uid))
+        self.outgoing.remove(str(uid), [JOBS.name])
+
+    def listed(self, cluster: str) -> dict[int, Listed]:
+        """The lists written so far, by uid; empty if the manifest is missing or damaged: all are then written again."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return {int(uid): Listed(**listed) for uid, listed in self._manifest(cluster)["users"].items()}
+        return {}
+
+    def unwritable(self, cluster: str) -> set[str]:
+        """Names of reports that could not be made; empty if the manifest is missing or damaged."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            return set(map(str, self._manifest(cluster)["unwritable"]))
+        return set()
+
+    def _manifest(self, cluster: str) -> dict[str, Any]:
+        """The manifest; empty if this cluster has none. Raises ValueError, KeyError, or TypeError if it is damaged."""
+        try:
+            document = read_json(self.outgoing.root / MANIFEST)
+        except OSError:
+            return {}
+        return dict(document) if document["cluster"] == cluster else {}
+
+    def set_published(self, cluster: str, users: dict[int, Listed], unwritable: set[str]) -> None:
+        """Write the manifest: which lists were written, and which reports cannot be made."""
+        document = {
+            "cluster": cluster,
+            "users": {str(uid): vars(listed) for uid, listed in users.items()},
+            "unwritable": sorted(unwritable),
+        }
+        path = self.outgoing.root / MANIFEST
+        with explained(path, self.outgoing.root):
+            write_atomically(path, with_checksum(json.dumps(document)))
+
 
 JOBS_AT_ONCE, GPUS_AT_ONCE = 400, 4000
 """Most runs, and most GPUs, whose samples are in memory at once (about 100 MB)."""
 OWN_PER_RUN = 1000
 """Most reports that one run makes, newest jobs first; the others wait. A run then takes under a minute."""
 USERS_AT_ONCE = 500
+_OF_RUN = tuple(each.name for each in fields(PublishedRun) if each.name != "report")
 
 
 @dataclass
 class OwnPublished:
-    """What a run of `almanac publish` did, or would do in a dry run.
+    """Counts of a run of `almanac publish`; in a dry run, of what it would do.
 
     lists, reports: files written. waiting: reports left for the next run. removed: users whose files were removed.
     unwritable: jobs whose report is too large, or has a number that JSON cannot hold, now or in an earlier run.
@@ -49,17 +142,15 @@ class OwnPublished:
 
 @dataclass(frozen=True)
 class OwnJob:
-    """One run of `almanac publish`. is_dry: write nothing."""
+    """One run of `almanac publish`. site: at the time of the run. is_dry: write nothing."""
 
-    store: ClusterStore
-    config: Config
-    now_s: int
+    site: Site
     folder: OwnFolder
     is_dry: bool = False
 
     @property
     def since_s(self) -> int:
-        return self.now_s - self.config.reports.own_days * DAY_S
+        return self.site.now_s() - self.site.config.reports.own_days * DAY_S
 
 
 @dataclass(frozen=True)
@@ -70,6 +161,7 @@ class _Person:
     uid: int
     runs: Sequence[Chosen]
     names: set[str]
+    mails: tuple[UserMail, ...] = ()
 
     def report_of(self, run: Chosen) -> str | None:
         """The name of the run's report; an outdated report if the new one is not written yet; None if there is none."""
@@ -93,16 +185,24 @@ def publish_own(job: OwnJob, uids: Uids = uid_of, names: Names = name_of) -> Own
 
 
 def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> None:
-    most = job.config.reports.own_jobs
-    chosen = newest_runs(job.store, job.since_s, most) if most else {}
+    most = job.site.config.reports.own_jobs
+    chosen = newest_runs(job.site.store, job.since_s, most) if most else {}
     owners = owners_of(chosen, uids)
-    people = [_Person(user, uid, chosen[user], job.folder.reports(uid)) for user, uid in owners.uids.items()]
-    unwritable = job.folder.unwritable(job.store.cluster)
+    try:
+        mails = newest_mails(job.site.store)
+    except AlmanacError as error:
+        mails = {}
+        outcome.warnings.append(f"users are not told of their mails: {error}")
+    people = [
+        _Person(user, uid, chosen[user], job.folder.reports(uid), mails.get(user, ()))
+        for user, uid in owners.uids.items()
+    ]
+    unwritable = job.folder.unwritable(job.site.cluster)
     _write_reports(job, people, unwritable, outcome)
     if unwritable:
         unwritable &= {_name(run) for runs in chosen.values() for run in runs}
     outcome.unwritable = len(unwritable)
-    listed = job.folder.listed(job.store.cluster)
+    listed = job.folder.listed(job.site.cluster)
     _write_lists(job, people, listed, outcome)
     gone = _gone(job, listed, owners, names, outcome)
     outcome.removed = len(gone)
@@ -114,11 +214,11 @@ def _publish(job: OwnJob, uids: Uids, names: Names, outcome: OwnPublished) -> No
     for uid in gone:
         job.folder.remove_all(uid)
         listed.pop(uid, None)
-    job.folder.set_published(job.store.cluster, listed, unwritable)
+    job.folder.set_published(job.site.cluster, listed, unwritable)
 
 
 def _name(run: Chosen) -> str:
-    return f"{run.run}-{_digest(f'{FORMAT} {run.digest}')}"
+    return f"{run.run}-{_digest(f'{REPORT.version} {run.digest}')}"
 
 
 def _run_of(name: str) -> str:
@@ -127,7 +227,7 @@ def _run_of(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
 def _write_reports(job: OwnJob, people: Sequence[_Person], unwritable: set[str], outcome: OwnPublished) -> None:
@@ -170,22 +270,15 @@ def _reports(
 ) -> Iterator[tuple[_Person, str, bytes]]:
     """The reports of these runs, except runs that left the store or changed their user. Adds to unwritable."""
     wanted = {(run.job_id, run.submit_s): (run, person) for run, person in part}
-    for context in build_runs(job.store, list(wanted), job.config, job.now_s):
+    for context in build_runs(job.site, list(wanted)):
         run, person = wanted[context.job_id, context.job["submit_s"]]
-        content = _packed(context)
-        if content is None:
-            unwritable.add(_name(run))
-        elif context.user == person.user:
+        try:
+            content = REPORT.render(report_of(context))
+        except (ValueError, FileFormatError):
+            unwritable.add(_name(run))  # other jobs are still published
+            continue
+        if context.user == person.user:
             yield person, _name(run), content
-
-
-def _packed(context: JobContext) -> bytes | None:
-    """The file of a report; None if it cannot be written, so that other jobs are still published."""
-    try:
-        content = pack_report(context)
-    except ValueError:
-        return None
-    return content if len(content) <= MAX_FILE_BYTES else None
 
 
 def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Listed], outcome: OwnPublished) -> None:
@@ -197,33 +290,38 @@ def _write_lists(job: OwnJob, people: Sequence[_Person], listed: dict[int, Liste
             changed.append(person)
         listed[person.uid] = now
     outcome.lists = len(changed)
+    columns = StoreJobs(job.site, None).columns if changed else {}
     for first in range(0, 0 if job.is_dry else len(changed), USERS_AT_ONCE):
         some = changed[first : first + USERS_AT_ONCE]
         history = _history(job, some)
         job.folder.outgoing.write(
-            (str(person.uid), INDEX, pack_index(_index(job, person, history.get(person.user, ())))) for person in some
+            (str(person.uid), JOBS.name, JOBS.render(_index(job, person, history.get(person.user, []), columns)))
+            for person in some
         )
 
 
 def _list_digest(job: OwnJob, person: _Person) -> str:
     runs = [(run.run, run.digest, person.report_of(run)) for run in person.runs]
-    return _digest(repr((FORMAT, job.store.cluster, HISTORY.names, runs)))
+    return _digest(repr((JOBS.version, job.site.cluster, HISTORY.names, runs, person.mails)))
 
 
-def _index(job: OwnJob, person: _Person, history: Sequence[Row]) -> OwnIndex:
-    runs = tuple(
-        OwnRun(
-            job_id=run.job_id,
-            submit_s=run.submit_s,
-            end_s=run.end_s,
-            array_job_id=run.array_job_id,
-            array_task_id=run.array_task_id,
-            gpu_count=run.gpu_count,
-            report=person.report_of(run),
-        )
+def _index(job: OwnJob, person: _Person, history: Sequence[Row], columns: Mapping[str, JobColumn]) -> JobList:
+    def own(
+        columns: Sequence[str], since_s: int | None = None, until_s: int | None = None, user: str | None = None,
+        among: Mapping[str, Sequence[Any]] | None = None,
+    ) -> list[Row]:  # fmt: skip
+        return [row for row in history if row["submit_s"] >= (since_s or 0)]
+
+    steps = next_steps(history, job.site, own)
+    rows = [
+        {**{name: value for name, value in row.items() if value is not None}, **({"next_step": step} if step else {})}
+        for row, step in zip(history, steps, strict=True)
+    ]
+    runs = [
+        PublishedRun(**{name: getattr(run, name) for name in _OF_RUN}, report=person.report_of(run))
         for run in person.runs
-    )
-    return OwnIndex(job.store.cluster, person.user, job.now_s, runs, tuple(history))
+    ]
+    return JobList(job.site.cluster, person.user, job.site.now_s(), columns, tuple(runs), tuple(rows), person.mails)
 
 
 def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
@@ -231,7 +329,7 @@ def _history(job: OwnJob, people: Sequence[_Person]) -> dict[str, list[Row]]:
     keys = {(person.user, run.job_id, run.submit_s) for person in people for run in person.runs}
     first_s = min(submit_s for _, _, submit_s in keys)
     users = [person.user for person in people]
-    rows = load_history_table(job.store, HISTORY.names, first_s, None, users)
+    rows = load_history_table(job.site.store, HISTORY.names, first_s, None, users)
     found: dict[str, list[Row]] = {}
     for row in plain_rows(rows.filter(pc.field("end_s") >= job.since_s)):
         if (row["user"], row["job_id"], row["submit_s"]) in keys:

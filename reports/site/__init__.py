@@ -1,1 +1,3 @@
-"""The report of the whole site: totals, tables, pictures, and the page."""
+"""The report on the whole site: its data, its tables, and its page."""
+
+__all__ = ("faults", "packing", "page", "power", "report", "tables", "tasks", "totals", "words")

@@ -1,7 +1,6 @@
-"""What wastes GPU-hours, by user and fault: the data of the site report's to-do list.
+"""The to-do list of the site report: GPU-hours that jobs waste, by user and fault, and what to ask of whom.
 
-Each job counts for its largest fault only, so no GPU-hour counts twice. docs/site-report.md has the rules.
-"""
+Each job counts for its largest fault only, so no GPU-hour counts twice. docs/site-report.md has the rules."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ FAULTS = (IDLE_JOBS, NEVER_USED, UNASKED, LOW_USE, FAILED_AGAIN)
 MOST_ITEMS = 1000
 """Most rows by user that are read; a list of 10,000 users helps nobody."""
 LOW_BUSY_FRAC = 0.3
-"""Below 30% GPU_UTIL counts as low (perlmutter-telemetry, VI)."""
+"""Below 30% GPU_UTIL counts as low (Cankur et al., VI)."""
 FAILED_RUNS = 3
 """Failed runs of a job family from which on the later ones count."""
 LIMIT_MIN_S, LIMIT_USED_FRAC, LIMIT_JOBS = 3600, 0.5, 3
@@ -129,7 +128,7 @@ class LimitItem:
 
 @dataclass(frozen=True)
 class SiteFaults:
-    """items, limits: most GPU-hours first, at most MOST_ITEMS of each. sums: by fault."""
+    """Faults of a site's jobs, most GPU-hours first. items, limits: at most MOST_ITEMS of each. sums: by fault."""
 
     items: tuple[FaultItem, ...]
     sums: tuple[FaultSum, ...]

@@ -1,4 +1,4 @@
-"""Which users' job families could share a GPU, and the GPU-hours that this would save."""
+"""The job families that could share a GPU, and the GPU-hours that this would save."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 import duckdb
 
-from advisor.artefacts import load
-from advisor.decisions.packing import FamilyKey, PackingAdvice
-from advisor.lifecycle import trusted
+from advisor.from_store import load_usable
 from advisor.memory.calibration import Calibration
+from advisor.packing.decide import FamilyKey, PackingAdvice, packing_pairs
 from advisor.packing.evidence import packing_families, rules_of
-from advisor.packing.partners import packing_pairs
-from almanac.config import Config
 from telemetry.history import UserHistories
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.site import Site
 
 MOST_USERS = 500
 """Users with the most GPU-hours on one GPU whose families are looked at."""
@@ -43,9 +40,11 @@ class SharingFamilies:
 
 @dataclass(frozen=True)
 class SitePacking:
-    """rows: most saved GPU-hours first; each family is in one of them. hours: GPU-hours of all jobs on one GPU.
+    """Job families that could share GPUs, and the GPU-hours that this would save.
 
-    users: looked at; left_out: users with fewer GPU-hours who were not. why_none: why there is nothing; else "".
+    rows: most saved GPU-hours first; each family is in one of them. hours: GPU-hours of all jobs on one GPU. users:
+    number of users looked at. left_out: number of users with fewer GPU-hours, who were not. why_none: why there are no
+    rows; else "".
     """
 
     rows: tuple[SharingFamilies, ...] = ()
@@ -59,9 +58,9 @@ class SitePacking:
         return sum(row.saved_hours for row in self.rows)
 
 
-def load_packing(db: duckdb.DuckDBPyConnection, store: ClusterStore, config: Config, now_s: int) -> SitePacking:
-    """By the runs of `site_runs`, and what is known of their families at now_s. Raises StoreError."""
-    if not config.packing.advise:
+def load_packing(db: duckdb.DuckDBPyConnection, site: Site) -> SitePacking:
+    """The families that could share, of the runs of `site_runs`, by the evidence of today. Raises StoreError."""
+    if not site.config.packing.advise:
         return SitePacking(why_none=OFF)
     spent: dict[FamilyKey, float] = {(user, key, 1): each for user, key, each in db.execute(_SQL).fetchall() if each}
     by_user: dict[str, float] = {}
@@ -69,22 +68,20 @@ def load_packing(db: duckdb.DuckDBPyConnection, store: ClusterStore, config: Con
         by_user[user] = by_user.get(user, 0.0) + each
     users = sorted(by_user, key=lambda user: (-round(by_user[user], 6), user))[:MOST_USERS]
     found = SitePacking(hours=sum(spent.values()), users=len(users), left_out=len(by_user) - len(users))
-    trained = trusted(load(store.models_dir), config, now_s) if users else None
+    trained = load_usable(site.store.models_dir, site.now_s()) if users else None
     if not users or trained is None:
         return SitePacking(hours=found.hours, why_none=UNTRAINED if users else NO_JOBS)
-    advices = list(_advices(store, users, trained.calibration, config, now_s))
+    advices = list(_advices(site, users, trained.calibration))
     return SitePacking(tuple(_rows(advices, spent)), found.hours, found.users, found.left_out)
 
 
-def _advices(
-    store: ClusterStore, users: Sequence[str], calibration: Calibration, config: Config, now_s: int
-) -> Iterator[PackingAdvice]:
-    rules, histories = rules_of(config), UserHistories(store)
+def _advices(site: Site, users: Sequence[str], calibration: Calibration) -> Iterator[PackingAdvice]:
+    rules, histories, now_s = rules_of(site.config), UserHistories(site.store), site.now_s()
     try:
         for first in range(0, len(users), CHUNK):
             history = histories.of(users[first : first + CHUNK])
             small = history[history["gpu_count"] == 1]
-            yield from packing_pairs(packing_families(small, calibration, config, now_s), rules)
+            yield from packing_pairs(packing_families(small, calibration, site.config, now_s), rules)
     finally:
         histories.close()
 

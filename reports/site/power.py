@@ -1,4 +1,4 @@
-"""What node power saving achieved in the span of a site report, by node set."""
+"""Node-hours, energy, and wake-ups of node power saving in the span of a site report, by node set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from almanac.config import Config, Cost, Power
 from almanac.units import format_count, printable
 from reports.site.words import NOT_KNOWN, PageTable, energy, hours, money, percent
 from telemetry.characterize.table import columns
-from telemetry.nodes.use import NodeUse, load_node_use
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.power.demand import NodeUse, load_node_use
+from telemetry.site import Site
 
 TABLE = columns(
     ("node_set", "text"),
@@ -42,11 +42,11 @@ class NodeSetPower:
     saved_co2_kg: float | None
 
 
-def load_power(store: ClusterStore, config: Config, span_s: tuple[int, int]) -> list[NodeSetPower]:
+def load_power(site: Site, span_s: tuple[int, int]) -> list[NodeSetPower]:
     """Every node set that is configured or has counts in the span, sorted by name. Raises StoreError."""
-    uses = load_node_use(store, span_s)
-    names = sorted({*uses, *(node_set.name for node_set in config.node_sets)})
-    return [_savings(name, uses.get(name), config) for name in names]
+    uses = load_node_use(site.store, span_s)
+    names = sorted({*uses, *(node_set.name for node_set in site.config.node_sets)})
+    return [_savings(name, uses.get(name), site.config) for name in names]
 
 
 def _savings(name: str, use: NodeUse | None, config: Config) -> NodeSetPower:
@@ -70,7 +70,7 @@ def power_rows(found: Sequence[NodeSetPower]) -> pa.Table:
 
 
 def power_table(found: Sequence[NodeSetPower], config: Config) -> PageTable | str:
-    """The table on the page; a text if no set has counts, and an empty text if the site has no node sets at all."""
+    """Return the table of node sets; a sentence if no set has counts, and "" if the site has no node sets."""
     if not found:
         return ""
     if all(each.use is None for each in found):

@@ -9,7 +9,7 @@ from typing import Any
 
 from almanac.config import Cost
 from almanac.units import format_count, format_number, printable
-from telemetry.characterize.headline import HOURS, PERCENT, SHARE
+from telemetry.characterize.study import HOURS, PERCENT, SHARE
 
 NOT_KNOWN = "not known"
 MOST_ROWS = 25
@@ -52,12 +52,12 @@ def ratio(part: float | None, whole: float) -> float | None:
 
 
 def change(now: float | None, before: float | None) -> str:
-    """By how much an amount changed, such as "+7% from before"; empty if not known."""
+    """Return the change of an amount, such as "+7% from before"; "" if not known."""
     return "" if now is None or not before else f"{100 * (now / before - 1):+,.0f}% from before"
 
 
 def points(now: float | None, before: float | None) -> str:
-    """By how many percentage points a share changed; empty if not known."""
+    """Return the change of a share in percentage points, such as "+7.0 points from before"; "" if not known."""
     if now is None or before is None:
         return ""
     return f"{100 * (now - before):+.1f} points from before"

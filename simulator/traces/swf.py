@@ -34,7 +34,10 @@ _LINE = re.compile(rb"\s*(-?[0-9.]+([eE][+-]?[0-9]+)?\s+){17}-?[0-9.]+([eE][+-]?
 
 @dataclass(frozen=True)
 class SwfRecords:
-    """records: for make_workload. excluded: reason to number of lines. header: its numbers by name."""
+    """The jobs of an SWF file.
+
+    records: for make_workload. excluded: reason to number of lines. header: its numbers by name.
+    """
 
     records: pd.DataFrame
     excluded: Mapping[str, int]
@@ -47,13 +50,13 @@ class SwfRecords:
 
 
 def is_swf(start: bytes) -> bool:
-    """Whether the first bytes of a file are header comments, or a line of 18 numbers."""
+    """Return True if the first bytes of a file are header comments, or a line of 18 numbers."""
     lines = [line for line in start.split(b"\n")[:-1] or [start] if line.strip()]
     return bool(lines) and (lines[0].lstrip().startswith(b";") or _LINE.fullmatch(lines[0]) is not None)
 
 
 def read_swf(path: Path) -> SwfRecords:
-    """Raises FileFormatError if the file cannot be read. Lines that are no job are counted."""
+    """Read jobs from an SWF file, gzipped or not; count lines that are not jobs. Raises FileFormatError."""
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data

@@ -1,4 +1,4 @@
-"""What was published when: the table `advice` of the store, and the answer to what was predicted for which job."""
+"""Record what was published when, in the table `advice` of the store, and find what was predicted for a job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from almanac.config import Priority
-from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, AdviceMatch, Row, look_up
-from telemetry.store.cluster_store import ClusterStore
+from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceFile, AdviceMatch, AdviceRow, look_up
 from telemetry.store.schema import TABLES, table_of
+from telemetry.store.store import ClusterStore
 
 TABLE = "advice"
 FILE = "file"
@@ -24,7 +24,7 @@ _KINDS = (FAMILY, GPUS, USER)
 
 @dataclass(frozen=True)
 class PublishedChange:
-    """A user's file before and after one run; None: there was none, or it is taken away."""
+    """A user's advice file before and after one run; None stands for no file."""
 
     user: str
     before: AdviceFile | None
@@ -32,7 +32,7 @@ class PublishedChange:
 
 
 def changed_rows(changes: Iterable[PublishedChange], now_s: int) -> pa.Table:
-    """Of the table `advice`: version and lifetime of each file, and its rows that changed."""
+    """Return rows of the table `advice`: version and lifetime of each file, and its rows that changed."""
     return table_of(TABLES[TABLE].schema, [row for change in changes for row in _rows(change, now_s)])
 
 
@@ -62,13 +62,13 @@ def _rows(change: PublishedChange, now_s: int) -> Iterator[tuple[object, ...]]:
         yield (now_s, change.user, *place, version, *values, *(None,) * 5)
 
 
-def _place(row: Row) -> tuple[str, str, int]:
+def _place(row: AdviceRow) -> tuple[str, str, int]:
     return row.kind, row.key, row.gpus or 0
 
 
-def _told(row: Row | None) -> Row | None:
-    """What the table keeps of a row."""
-    return dataclasses.replace(row, waits="", text="") if row else None
+def _told(row: AdviceRow | None) -> AdviceRow | None:
+    """Return the part of a row that the table keeps."""
+    return dataclasses.replace(row, gains="", text="") if row else None
 
 
 def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:
@@ -82,13 +82,16 @@ def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s:
 
 
 def published_file(store: ClusterStore, user: str, at_s: int) -> AdviceFile | None:
-    """A user's file as it was at that time, without tiers, waits and texts; None where none was in force."""
+    """A user's file as it was at that time, without tiers, waits, and texts; None if none was in force."""
     known = store.read(TABLE, until_s=at_s + 1)
     return file_at(known.filter(pc.field("user") == user).sort_by("published_s").to_pylist(), at_s)
 
 
 def file_at(rows: Iterable[Mapping[str, Any]], at_s: int) -> AdviceFile | None:
-    """The same from one user's rows of the table, oldest first, none of them later than at_s."""
+    """Rebuild a user's advice file as it was in force at at_s; None if there was none.
+
+    rows: the user's rows of the table, oldest first, none of them later than at_s.
+    """
     newest = {(row["kind"], row["name_key"], row["gpu_count"]): row for row in rows}
     file = newest.pop((FILE, "", 0), None)
     if file is None or file["version"] is None or file["expires_s"] <= at_s:
@@ -104,7 +107,7 @@ def file_at(rows: Iterable[Mapping[str, Any]], at_s: int) -> AdviceFile | None:
         priority=Priority(**{name: file[name] for name in ("points_per_e", "min_gpu_time_s", "max_gpu_time_s")}),
         tiers=(),
         rows=tuple(
-            Row(row["kind"], row["predicted_s"], row["term"], row["name_key"], row["gpu_count"] or None,
+            AdviceRow(row["kind"], row["predicted_s"], row["term"], row["name_key"], row["gpu_count"] or None,
                 row["bound_mib"], row["tier"])
             for row in kept
         ),

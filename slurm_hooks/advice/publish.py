@@ -8,52 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import pwd
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 
 import pyarrow as pa
 
+from advisor.from_store import load_usable
+from advisor.health.checkpoints import FailureRate, advise_checkpoints, checkpoint_text
+from advisor.health.record import site_health
+from advisor.priority import require_ageing
 from advisor.service import Trained
 from almanac import __version__
 from almanac.config import Config, Priority
-from almanac.errors import ConfigError, FileFormatError
+from almanac.errors import AlmanacError, ConfigError, FileFormatError
+from almanac.published.files import is_of_future
+from almanac.published.outgoing import Outgoing, Uids, outgoing_of, owners_of, uid_of
 from almanac.submit_config import SITE, PriorityMode
 from almanac.units import DAY_S, format_count
-from slurm_hooks.advice.file import (
-    FAMILY,
-    FORMAT,
-    LIFETIME_S,
-    MAX_BYTES,
-    AdviceFile,
-    Row,
-    is_of_future,
-    parse,
-    render,
-    render_row,
-    unwritable,
-)
-from slurm_hooks.advice.folder import SHOWN
-from slurm_hooks.advice.packing import packing_content
-from slurm_hooks.advice.packing_file import NAME as PACKING
-from slurm_hooks.advice.packing_file import PackingRow
+from slurm.commands import Runner, slurm_settings
+from slurm.nodes import tiers_now
+from slurm_hooks.advice.file import ADVICE, FAMILY, LIFETIME_S, AdviceFile, AdviceRow, unwritable
+from slurm_hooks.advice.kinds import PACKING, TIMES, PackingFile, PackingRow
 from slurm_hooks.advice.publication_log import EVERYBODY, PublishedChange, changed_rows, record
-from slurm_hooks.advice.rows import SITE_JOBS, UserRows, site_rows
-from slurm_hooks.advice.times_file import NAME as TIMES
-from slurm_hooks.advice.workers import rows_by_user
+from slurm_hooks.advice.rows import SITE_JOBS, UserRows, rows_by_user, site_rows
+from slurm_hooks.advice.sched import FORMAT, LINES, MAX_BYTES, render, row_line
 from telemetry.history import UserHistories
-from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.outgoing import Outgoing
-from telemetry.store.user_files import Uids, owners_of, uid_of
+from telemetry.site import Site
 
 SPARE_BYTES = 64
-"""Of a file's size, left for numbers that grow."""
+"""Bytes of a file's size that are left for numbers that grow."""
 
 
 @dataclass
 class Published:
-    """What a run did, or (dry run) would do. Names of users are as accounting has them.
+    """Outcome of a run, or of a dry run what it would do. Names of users are as accounting has them.
 
     written: files whose content changed, renewed: only their lifetime; unchanged: left as they were. cut: families
     that did not fit. no_uid: names that the system does not know; shared_uid: several names of one uid, refused.
@@ -75,11 +67,9 @@ class Published:
 
 @dataclass(frozen=True)
 class PublishRun:
-    """One run. mode: the `mode` of the files, for job_submit. is_dry: nothing is written."""
+    """One run. site: at its time. mode: the `mode` of the files, for job_submit. is_dry: nothing is written."""
 
-    store: ClusterStore
-    config: Config
-    now_s: int
+    site: Site
     folder: Outgoing
     trained: Trained | None
     mode: PriorityMode
@@ -89,6 +79,18 @@ class PublishRun:
     @property
     def lifetime_s(self) -> int:
         return LIFETIME_S
+
+    @cached_property
+    def failure_rate(self) -> FailureRate:
+        return site_health(self.site.store, self.site.now_s()).rate
+
+    def with_checkpoint(self, row: AdviceRow) -> AdviceRow:
+        """The row of a family, with a sentence for jobs that seldom end without a failure of a node."""
+        if row.kind != FAMILY:
+            return row
+        cost_s = self.site.config.advice.checkpoint_s
+        advice = advise_checkpoints(self.failure_rate, row.gpus or 0, row.predicted_s, cost_s)
+        return dataclasses.replace(row, checkpoint=checkpoint_text(advice)) if advice else row
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,11 @@ class FileInputs:
 
 
 def publish(job: PublishRun, uids: Uids = uid_of) -> Published:
-    """Raises ConfigError, StoreError (no space: the old files are still there), BusyError."""
-    strange = unwritable(job.config.tiers)
+    """Update the published advice files, and return what was done; a dry run returns what it would do.
+
+    Raises ConfigError, BusyError, and StoreError, such as for a full disk: the old files are then still there.
+    """
+    strange = unwritable(job.site.config.tiers)
     if strange:
         raise ConfigError(
             f"tiers cannot be named {', '.join(map(repr, strange))} in advice files",
@@ -119,30 +124,31 @@ def publish(job: PublishRun, uids: Uids = uid_of) -> Published:
 
 
 def _publish(job: PublishRun, uids: Uids, outcome: Published) -> None:
-    since_s = job.now_s - job.config.advice.history_days * DAY_S
-    histories = UserHistories(job.store)
+    since_s = job.site.now_s() - job.site.config.advice.history_days * DAY_S
+    histories = UserHistories(job.site.store)
     plan = _Plan()
     try:
         digests = histories.digests(since_s)
         known = _known(job, _resolve(digests, uids, outcome), digests)
         stale = {each.user: each for each in known if not _is_fresh(job, each)}
         outcome.unchanged += len(known) - len(stale)
-        for rows in rows_by_user(histories, list(stale), job.trained, job.config, job.now_s, job.processes):
+        for rows in rows_by_user(histories, list(stale), job.trained, job.site.config, job.site.now_s(), job.processes):
             _plan(job, plan, [(stale[user], rows[user]) for user in rows], outcome)
         newest = histories.newest(SITE_JOBS, since_s)
     finally:
         histories.close()
+    of_site = UserRows(site_rows(newest, job.trained, job.site.config, job.site.now_s()))
     everybody = FileInputs(SITE, EVERYBODY, _digest(_settings(job)))
-    _plan(job, plan, [(everybody, UserRows(site_rows(newest, job.trained, job.config, job.now_s)))], outcome)
+    _plan(job, plan, [(everybody, of_site)], outcome)
     silent = {each.name for each in stale.values()} - plan.names
     plan.gone = _gone(job, {each.name for each in known} - silent, outcome)
-    plan.tables.append(changed_rows(_removals(job, plan.gone), job.now_s))
+    plan.tables.append(changed_rows(_removals(job, plan.gone), job.site.now_s()))
     _apply(job, plan, outcome)
 
 
 @dataclass
 class _Plan:
-    """names: files that have rows. files: uid, SHOWN, and content of those to be written.
+    """names: files that have rows. files: uid, name, and content of those to be written.
 
     packing: by uid the rows of the packing file, of all users that this run computed.
     """
@@ -162,11 +168,11 @@ def _plan(job: PublishRun, plan: _Plan, rows: Iterable[tuple[FileInputs, UserRow
             plan.packing[known.name] = own.packing
         before = _before(job, known.name)
         outcome.cut += own.cut
-        after = _after(job, known, own.rows, before, outcome)
+        after = _after(job, known, [job.with_checkpoint(row) for row in own.rows], before, outcome)
         if after is not None:
-            plan.files.append((known.name, SHOWN, render(after)))
+            plan.files += [(known.name, LINES, render(after)), (known.name, ADVICE.name, ADVICE.render(after))]
             changes.append(PublishedChange(known.user, before, after))
-    plan.tables.append(changed_rows(changes, job.now_s))
+    plan.tables.append(changed_rows(changes, job.site.now_s()))
 
 
 def _resolve(users: Iterable[str], uids: Uids, outcome: Published) -> dict[str, int]:
@@ -186,20 +192,20 @@ def _digest(text: str) -> str:
 
 
 def _settings(job: PublishRun) -> str:
-    """What changes with all that rows are made from but the user's own record."""
-    trained, config = job.trained, job.config
+    """Text that changes with everything that rows are made from, except the user's own history."""
+    trained, config = job.trained, job.site.config
     model = (trained.trained_s, trained.model is None, trained.jobs) if trained else None
     sections = (config.advice, config.priority, config.tiers, config.hooks, config.packing, job.mode)
     return repr((FORMAT, __version__, model, sections))
 
 
 def _before(job: PublishRun, name: str) -> AdviceFile | None:
-    """The file that is there, expired or not; None where it is absent, malformed or of the future."""
+    """The file that is there, expired or not; None if it is absent, malformed, or of the future."""
     try:
-        file = parse(job.folder.read(name, SHOWN) or b"", None)
+        file = ADVICE.parse(job.folder.read(name, ADVICE.name) or b"").value
     except FileFormatError:
         return None
-    return None if is_of_future(file, job.now_s) else file
+    return None if is_of_future(file, job.site.now_s()) else file
 
 
 def _is_fresh(job: PublishRun, known: FileInputs) -> bool:
@@ -209,13 +215,13 @@ def _is_fresh(job: PublishRun, known: FileInputs) -> bool:
 
 
 def _is_half_over(job: PublishRun, file: AdviceFile) -> bool:
-    return file.expires_s - job.now_s <= job.lifetime_s / 2
+    return file.expires_s - job.site.now_s() <= job.lifetime_s / 2
 
 
 def _after(
     job: PublishRun,
     known: FileInputs,
-    rows: Sequence[Row],
+    rows: Sequence[AdviceRow],
     before: AdviceFile | None,
     outcome: Published,
 ) -> AdviceFile | None:
@@ -238,7 +244,7 @@ def _said(file: AdviceFile) -> AdviceFile:
     return dataclasses.replace(file, version="", written_s=0, expires_s=0)
 
 
-def _fitting(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceFile:
+def _fitting(job: PublishRun, known: FileInputs, rows: Sequence[AdviceRow]) -> AdviceFile:
     """The file of these rows; of families, which come newest first, as many as fit: reasons give way to rows."""
     empty = _file(job, known, [])
     rest = [row for row in rows if row.kind != FAMILY]
@@ -255,16 +261,16 @@ def _fitting(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceF
     return dataclasses.replace(empty, rows=(*families, *rest))
 
 
-def _size(row: Row) -> int:
-    return len(render_row(row)) + 1
+def _size(row: AdviceRow) -> int:
+    return len(row_line(row)) + 1
 
 
-def _file(job: PublishRun, known: FileInputs, rows: Sequence[Row]) -> AdviceFile:
-    hooks, config = job.config.hooks, job.config
+def _file(job: PublishRun, known: FileInputs, rows: Sequence[AdviceRow]) -> AdviceFile:
+    hooks, config = job.site.config.hooks, job.site.config
     return AdviceFile(
-        version=f"{datetime.fromtimestamp(job.now_s, UTC):%Y%m%dT%H%M%SZ}-{known.digest}",
-        written_s=job.now_s,
-        expires_s=job.now_s + job.lifetime_s,
+        version=f"{datetime.fromtimestamp(job.site.now_s(), UTC):%Y%m%dT%H%M%SZ}-{known.digest}",
+        written_s=job.site.now_s(),
+        expires_s=job.site.now_s() + job.lifetime_s,
         mode=job.mode,
         tell=hooks.tell,
         prompt=hooks.prompt,
@@ -285,7 +291,7 @@ def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
     While a name of the record has no uid only expired ones: a user database may be out of reach, in part or as a whole.
     """
     known = (name for name in job.folder.users() if name not in kept and name.isdecimal())
-    gone = [name for name in known if job.folder.path(name, SHOWN).exists()]
+    gone = [name for name in known if job.folder.path(name, LINES).exists()]
     if not outcome.no_uid:
         return gone
     expired = [name for name in gone if _is_expired(job, name)]
@@ -298,32 +304,78 @@ def _gone(job: PublishRun, kept: set[str], outcome: Published) -> list[str]:
 def _is_expired(job: PublishRun, name: str) -> bool:
     """Also where the file is malformed: it is not used."""
     before = _before(job, name)
-    return before is None or before.expires_s <= job.now_s
+    return before is None or before.expires_s <= job.site.now_s()
 
 
 def _apply(job: PublishRun, plan: _Plan, outcome: Published) -> None:
     """First what is published is recorded, then it is: a file that hooks have read is never unknown."""
     outcome.removed = len(plan.gone)
-    outcome.changed = [*(uid for uid, _, _ in plan.files), *plan.gone]
+    outcome.changed = [*(uid for uid, name, _ in plan.files if name == LINES), *plan.gone]
     if job.is_dry:
         return
-    record(job.store, pa.concat_tables(plan.tables))
-    packing = {uid: packing_content(rows, job.now_s + job.lifetime_s) for uid, rows in plan.packing.items()}
-    files = [*plan.files, *((uid, PACKING, content) for uid, content in packing.items() if content)]
+    record(job.site.store, pa.concat_tables(plan.tables))
+    now_s = job.site.now_s()
+    packing = {
+        uid: PackingFile(now_s, now_s + job.lifetime_s, PACKING.fitting(rows)) for uid, rows in plan.packing.items()
+    }
+    files = [*plan.files, *((uid, PACKING.name, PACKING.render(file)) for uid, file in packing.items() if file.rows)]
     if files:
         job.folder.write(files)
-    for uid, content in packing.items():
-        if not content:
-            job.folder.remove(uid, [PACKING])
+    for uid, file in packing.items():
+        if not file.rows:
+            job.folder.remove(uid, [PACKING.name])
     for uid in plan.gone:
-        job.folder.remove(uid, [SHOWN, PACKING, TIMES])
+        job.folder.remove(uid, [LINES, ADVICE.name, PACKING.name, TIMES.name])
 
 
 def _removals(job: PublishRun, names: Sequence[str]) -> Iterator[PublishedChange]:
     for name in names:
         try:
             user = pwd.getpwuid(int(name)).pw_name
-            before = parse(job.folder.read(name, SHOWN) or b"", None)
+            before = ADVICE.parse(job.folder.read(name, ADVICE.name) or b"").value
         except (KeyError, OverflowError, FileFormatError):
             continue  # the name is not known any more, and so nothing can be asked by it
         yield PublishedChange(user, before, None)
+
+
+UNTRAINED = "nothing is trained: there is no advice for users who have run nothing (`almanac train`)"
+
+
+def prepare(site: Site, is_dry: bool = False) -> tuple[PublishRun, list[str]]:
+    """A run, and what is wrong with Slurm's weights and GPU types. Raises ConfigError, CommandError, StoreError."""
+    warnings = list[str]()
+    config, now_s = site.config, site.now_s()
+    mode = _mode(config, site.commands, warnings)
+    now = tiers_now(config.tiers, site.commands)
+    if now.missing:
+        warnings.append(f"not advised: {', '.join(tier.name for tier in now.missing)}: {now.why_not}")
+    job = PublishRun(
+        site=site.but(config=dataclasses.replace(config, tiers=now.tiers)).at(now_s),
+        folder=outgoing_of(site.store.root, site.store.cluster),
+        trained=load_usable(site.store.models_dir, now_s),
+        mode=mode,
+        is_dry=is_dry,
+        processes=len(os.sched_getaffinity(0)),
+    )
+    return job, warnings
+
+
+def publish_site(job: PublishRun) -> Published:
+    """Publish the advice of every user. Warns if no model was trained. Raises what `publish` raises."""
+    done = publish(job)
+    if job.trained is None:
+        done.warnings.append(UNTRAINED)
+    return done
+
+
+def _mode(config: Config, commands: Runner, warnings: list[str]) -> PriorityMode:
+    """The configured mode, or observe where Slurm's weights do not fit or cannot be read."""
+    mode = config.priority.mode
+    if mode != "apply":
+        return mode
+    try:
+        require_ageing(slurm_settings(commands), config.priority)
+    except AlmanacError as error:
+        warnings.append(f'files say mode "observe": {error}; {error.hint}')
+        return "observe"
+    return mode

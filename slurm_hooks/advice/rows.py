@@ -7,33 +7,71 @@ many stands: G; for any job at all their newest one: U. For everybody else the s
 from __future__ import annotations
 
 import dataclasses
+import gc
+import math
+import multiprocessing
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import pandas as pd
 
-from advisor.decisions.priority import decide_priority
-from advisor.decisions.tier import CHOICE, RAN_OUT, decide_tier
-from advisor.duration.overrun import TIMES, Overrun
-from advisor.evaluation.recorded import recorded_requests
+from advisor.duration.replay import recorded_requests
 from advisor.explain import short_text, why_no_advice
+from advisor.memory.tier import CHOICE, RAN_OUT, decide_tier
+from advisor.packing.decide import PackingAdvice, packing_alone
+from advisor.packing.evidence import packing_families, rules_of
+from advisor.packing.text import packing_command, packing_sentence, packing_time
+from advisor.priority import TIMES, Overrun, decide_priority
 from advisor.service import Trained, advise_many
 from almanac.config import Config
 from almanac.names import SCRIPT_PREFIX, is_family
-from almanac.records import Advice, ExpectedWait, Request
+from almanac.records import Advice, JobRequest, WaitGain
 from almanac.units import DAY_S, format_duration
-from slurm_hooks.advice.file import FAMILY, GPUS, MAX_BYTES, USER, Row, RowKind, render_row
-from slurm_hooks.advice.packing import packing_rows
-from slurm_hooks.advice.packing_file import PackingRow
+from slurm_hooks.advice.file import FAMILY, GPUS, USER, AdviceRow, RowKind
+from slurm_hooks.advice.kinds import PackingRow
+from slurm_hooks.advice.sched import MAX_BYTES, row_line
+from telemetry.history import UserHistories
+
+SHARED_GPUS = 1
+"""GPUs of a task of almanac-pack, which sees one GPU."""
+
+
+def packing_rows(
+    history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int
+) -> dict[str, list[PackingRow]]:
+    """Return the rows of each user's packing file, the newest family first. Users without any are left out.
+
+    history: all of these users' jobs, load_history(..., running=True).
+    """
+    if trained is None or not config.packing.advise:
+        return {}
+    rules, found = rules_of(config), defaultdict(list)
+    small = history[history["gpu_count"] == SHARED_GPUS]
+    families = packing_families(small, trained.calibration, config, now_s)
+    for family in sorted(families, key=lambda each: (-each.newest_s, each.key)):
+        advice = packing_alone(family, rules)
+        if advice.is_advised:
+            found[family.user].append(_row(advice))
+    return dict(found)
+
+
+def _row(advice: PackingAdvice) -> PackingRow:
+    family = advice.members[0]
+    need_mib = math.ceil((advice.needed_mib or 0.0) + advice.rules.headroom_mib)
+    text = f"{packing_sentence(advice)} {packing_time(advice)} Use: {packing_command(advice)}"
+    return PackingRow(family.name_key, family.gpu_count, need_mib, text)
+
 
 MAX_GPU_COUNTS = 100
 SITE_JOBS = 100
 """Newest jobs of a GPU count whose median prediction stands for a stranger's."""
 
 
-LEAST_ROW_BYTES = len(render_row(Row(FAMILY, 0, 0))) - 1
-"""Of a family's line, beside its key and its GPU count."""
+LEAST_ROW_BYTES = len(row_line(AdviceRow(FAMILY, 0, 0))) - 1
+"""Bytes of a family's line, without its key and its GPU count."""
 
 
 @dataclass
@@ -43,13 +81,13 @@ class UserRows:
     cut: older families that no row was made for, because the file cannot hold one. packing: of the packing file.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[AdviceRow] = field(default_factory=list)
     cut: int = 0
     packing: list[PackingRow] = field(default_factory=list)
 
 
 def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> dict[str, UserRows]:
-    """By user their rows. Users without any are not there.
+    """Return the rows of each user's advice file. Users without any are left out.
 
     history: all of these users' jobs, load_history(..., running=True).
     """
@@ -61,7 +99,7 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
     fits = _could_fit(families)
     sizes = newest.drop_duplicates(["user", "gpu_count"])
     sizes = sizes[sizes.groupby("user").cumcount() < MAX_GPU_COUNTS]
-    kinds, requests = list[RowKind](), list[Request]()
+    kinds, requests = list[RowKind](), list[JobRequest]()
     chosen_rows: dict[RowKind, pd.DataFrame] = {
         FAMILY: families[fits], GPUS: sizes, USER: newest.drop_duplicates(["user"]),
     }  # fmt: skip
@@ -85,13 +123,13 @@ def user_rows(history: pd.DataFrame, trained: Trained | None, config: Config, no
 
 
 def _could_fit(families: pd.DataFrame) -> pd.Series[bool]:
-    """Which of the families, each user's newest first, fit into a file if all rows are as short as a row can be."""
+    """Mark the families, each user's newest first, that fit into a file if all rows are as short as a row can be."""
     row_bytes = LEAST_ROW_BYTES + families["name_key"].str.len() + families["gpu_count"].astype(str).str.len()
     return row_bytes.groupby(families["user"]).cumsum() <= MAX_BYTES
 
 
-def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> list[Row]:
-    """Rows for users of whom nothing is known; none where nothing was trained.
+def site_rows(newest: pd.DataFrame, trained: Trained | None, config: Config, now_s: int) -> list[AdviceRow]:
+    """Rows for users without history; none before the first training.
 
     newest: the newest SITE_JOBS jobs of each GPU count.
     """
@@ -119,19 +157,19 @@ def _counted_s(advice: Advice) -> float:
     return advice.priority.rank_gpu_time_s / advice.request.gpu_count if advice.priority else 0.0
 
 
-def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
-    """None where nothing is predicted: then there is nothing to go by."""
+def row_of(kind: RowKind, advice: Advice, config: Config) -> AdviceRow | None:
+    """The row of an advice; None without a prediction."""
     priority, duration, gpus = advice.priority, advice.duration, advice.request.gpu_count
     if priority is None or duration is None:
         return None
     if kind == USER:
-        return Row(USER, max(round(_counted_s(advice)), 1), _extra(advice, config))
+        return AdviceRow(USER, max(round(_counted_s(advice)), 1), _extra(advice, config))
     predicted_s = max(round(duration.duration_s), 1)
     if kind == GPUS:
-        return Row(GPUS, predicted_s, priority.site_factor, gpus=gpus)
+        return AdviceRow(GPUS, predicted_s, priority.site_factor, gpus=gpus)
     text = short_text(advice)
     tier = holding_tier(advice, config)
-    return Row(
+    return AdviceRow(
         FAMILY,
         predicted_s,
         priority.site_factor,
@@ -139,18 +177,15 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> Row | None:
         gpus,
         _stated_mib(advice),
         tier,
-        published_waits(advice.waits, tier),
+        published_gains(advice.gains if tier == advice.tier.tier else ()),
         text,
         "" if text else why_no_advice(advice),
     )
 
 
-def published_waits(waits: Sequence[ExpectedWait], tier: str | None) -> str:
-    """ "hbm80g=3 h 10 min;hbm40g=12 min": waits of this tier and of those that differ enough from it; else ""."""
-    own = next((wait for wait in waits if wait.tier == tier), None)
-    others = [wait for wait in waits if own and wait.differs_from(own)]
-    shown = [wait for wait in waits if wait is own or wait in others] if others else []
-    return ";".join(f"{wait.tier}={format_duration(wait.median_s)}" for wait in shown)
+def published_gains(gains: Sequence[WaitGain]) -> str:
+    """ "hbm80g=40 min;hbm40g=2 h": by tier asked for, how much earlier jobs start in the row's tier."""
+    return ";".join(f"{gain.asked}={format_duration(gain.gain_s)}" for gain in gains)
 
 
 def _extra(advice: Advice, config: Config) -> int:
@@ -176,3 +211,58 @@ def holding_tier(advice: Advice, config: Config) -> str | None:
     # The text of a request that leaves a choice names the bound, so the tier must hold that.
     bound = dataclasses.replace(advice.bound, tier_mib=max(advice.bound.bound_mib, advice.bound.tier_mib))
     return decide_tier(plain, bound, config.tiers, config.advice.headroom_mib).tier
+
+
+CHUNK = 100
+"""Users looked at together: enough for LightGBM to be asked seldom, few enough to be held in memory."""
+CHUNKS_READ = 4
+"""Chunks that are read at once: each reading looks at all rows."""
+MIN_USERS = 400
+"""Users below which starting processes (1 to 2 s each) costs more than it saves."""
+
+_task: tuple[Trained | None, Config, int]
+
+
+def rows_by_user(
+    histories: UserHistories, users: Sequence[str], trained: Trained | None, config: Config, now_s: int, processes: int
+) -> Iterator[dict[str, UserRows]]:
+    """Yield `user_rows` for one group of users after another."""
+    chunks = _histories(histories, users)
+    if processes < 2 or len(users) < MIN_USERS:
+        for history in chunks:
+            yield user_rows(history, trained, config, now_s)
+        return
+    # Not forked: DuckDB and Arrow have threads, whose locks a forked child would inherit.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _start, (trained, config, now_s)) as pool:
+        waiting: list[Future[dict[str, UserRows]]] = []
+        for history in chunks:
+            if len(waiting) > processes:
+                yield waiting.pop(0).result()
+            waiting.append(pool.submit(_rows, history))
+        for future in waiting:
+            yield future.result()
+
+
+def _histories(histories: UserHistories, users: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """The history of CHUNK users after another."""
+    many = CHUNK * CHUNKS_READ
+    for start in range(0, len(users), many):
+        some = users[start : start + many]
+        history = histories.of(some)
+        for first in range(0, len(some), CHUNK):
+            yield history[history["user"].isin(some[first : first + CHUNK])].reset_index(drop=True)
+
+
+def _start(trained: Trained | None, config: Config, now_s: int) -> None:
+    global _task
+    _task = (trained, config, now_s)
+    # Millions of small objects that all live until the chunk is done: looking for garbage among them is a third of
+    # the time.
+    gc.disable()
+
+
+def _rows(history: pd.DataFrame) -> dict[str, UserRows]:
+    rows = user_rows(history, *_task)
+    gc.collect()
+    return rows

@@ -7,45 +7,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from advisor.decisions.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
 from advisor.explain import NO_GPU_LINE, family_text, on_gpus, request_table, tier_table, with_tier, wrapped
-from almanac.records import SITE_FACTOR_KEY, MemoryBound, Request, TierAdvice
+from advisor.memory.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
+from almanac.published.files import in_force
+from almanac.records import SITE_FACTOR_KEY, JobRequest, MemoryBound, TierAdvice
 from almanac.submit_config import SITE
 from almanac.tiers import requested_tier
-from almanac.units import format_count, format_duration, format_gib, format_moment
-from slurm_hooks.advice.file import USER, AdviceFile, AdviceMatch, Row, look_up, usable
-from slurm_hooks.advice.folder import shown_path
+from almanac.units import format_duration, format_gib, format_moment
+from slurm_hooks.advice.file import ADVICE, USER, AdviceFile, AdviceMatch, AdviceRow, look_up
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A submission, its row of an advice file (None: none), and the tier that follows from the row."""
+    """A submission, its row of an advice file (None: none), and the tier that follows from the row.
 
-    request: Request
+    unknown: members of the files that this release does not know.
+    """
+
+    request: JobRequest
     found: AdviceMatch | None
     tier: TierAdvice
+    unknown: tuple[str, ...] = ()
 
     @property
     def is_silent(self) -> bool:
-        """Whether the files say nothing about the job's memory."""
+        """True if the files say nothing about the job's memory."""
         row = self.found.row if self.found else None
         return row is None or (row.bound_mib is None and not row.text)
 
 
-def from_files(request: Request, user: AdviceFile | None, site: AdviceFile | None) -> Shown:
+def from_files(request: JobRequest, user: AdviceFile | None, site: AdviceFile | None) -> Shown:
     if request.gpu_count <= 0:
         return Shown(request, None, TierAdvice(None, NO_GPU))
     found = look_up(user, site, request.name_key, request.gpu_count)
     return Shown(request, found, tier_for(request, found.row, found.file) if found else TierAdvice(None, NO_EVIDENCE))
 
 
-def read_shown(request: Request, root: Path, uid: int, now_s: int) -> Shown | None:
-    """The same from the files below root (hooks.advice_dir) that are usable at now_s; None where there is no file."""
-    own, site = (usable(shown_path(root, name), now_s) for name in (str(uid), SITE))
-    return None if own is None and site is None else from_files(request, own, site)
+def read_shown(request: JobRequest, root: Path, uid: int, now_s: int) -> Shown | None:
+    """Return the submission's row and tier from the files below root that are usable at now_s; None without a file.
+
+    root: hooks.advice_dir.
+    """
+    own, site = (in_force(ADVICE, root, name, now_s) for name in (str(uid), SITE))
+    if own is None and site is None:
+        return None
+    shown = from_files(request, own.value if own else None, site.value if site else None)
+    return dataclasses.replace(shown, unknown=tuple(name for file in (own, site) if file for name in file.unknown))
 
 
-def tier_for(request: Request, row: Row, file: AdviceFile) -> TierAdvice:
+def tier_for(request: JobRequest, row: AdviceRow, file: AdviceFile) -> TierAdvice:
     """Decide whether to change the request to the row's tier, as `almanac advise` does."""
     holding = next((tier for tier in file.tiers if tier.name == row.tier), None)
     if holding is None:
@@ -68,22 +78,22 @@ def explain(shown: Shown) -> str:
     row, file = shown.found.row, shown.found.file
     lines = [
         _memory_line(shown, row),
-        f"  recent waits: {_waits(row, shown.tier)}" if shown.tier.is_change and _waits(row, shown.tier) else "",
+        f"  gain: {gain}" if (gain := _gain(shown, row, file)) else "",
         f"  predicted time: {_time(row, shown.request.gpu_count)}",
-        f"  priority: site factor {format_count(shown.found.site_factor)}",
+        f"  failures: {row.checkpoint}" if row.checkpoint else "",
         f"  published: {format_moment(file.written_s)}",
     ]
     return wrapped(lines)
 
 
-def _time(row: Row, gpus: int) -> str:
+def _time(row: AdviceRow, gpus: int) -> str:
     if row.kind == USER:  # its time only ranks jobs
         return "unknown"
     gpu_time = f", {format_duration(row.predicted_s * gpus)} of GPU-time" if gpus > 1 else ""
     return f"{format_duration(row.predicted_s)}{gpu_time}"
 
 
-def _memory_line(shown: Shown, row: Row | None) -> str:
+def _memory_line(shown: Shown, row: AdviceRow | None) -> str:
     family = family_text(shown.request)
     if row is None or (row.bound_mib is None and not row.text):
         why = f": {row.why_not}" if row and row.why_not else ""
@@ -94,11 +104,10 @@ def _memory_line(shown: Shown, row: Row | None) -> str:
     return f"almanac: {with_tier(shown.tier, row.text) if row.tier else row.text}"
 
 
-def _waits(row: Row, tier: TierAdvice) -> str:
-    """Waits of the tier advised and of the one asked for; "" unless both are published."""
-    waits = dict(part.split("=", 1) for part in row.waits.split(";") if "=" in part)
-    named = [name for name in (tier.tier, tier.requested_tier) if name in waits]
-    return ", ".join(f"{name} {waits[name]}" for name in named) if len(named) == 2 else ""
+def _gain(shown: Shown, row: AdviceRow, file: AdviceFile) -> str:
+    tiers = {tier.name: tier for tier in file.tiers}
+    asked, advised = (tiers.get(name or "") for name in (shown.tier.requested_tier, shown.tier.tier))
+    return row.gain(asked, advised, shown.request.gpu_count) if shown.tier.is_change else ""
 
 
 def to_json(shown: Shown) -> dict[str, Any]:
@@ -119,6 +128,7 @@ def to_json(shown: Shown) -> dict[str, Any]:
 
 def _published(found: AdviceMatch) -> dict[str, Any]:
     row, file = found.row, found.file
-    return {"kind": row.kind, "text": row.text, "why_not": row.why_not, "waits": row.waits,
+    return {"kind": row.kind, "text": row.text, "why_not": row.why_not, "gains": row.gains,
+            "checkpoint": row.checkpoint,
             "version": file.version, "mode": file.mode,
             "written_s": file.written_s, "expires_s": file.expires_s}  # fmt: skip

@@ -1,15 +1,19 @@
-"""The one line by which a site's own Lua script calls us: finding its place, putting it in, taking it out again.
+"""The one line by which a site's own Lua script calls us: find its place, put it in, and take it out again.
 
-A script is bytes of any encoding; it is handled as Latin-1, which loses none of them. Nothing here does I/O.
+A script is bytes of any encoding; it is handled as Latin-1, which loses none of them. The Lua library that Slurm's
+plugins use, or luac, is asked if the script parses. The script is not run.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from almanac import bounded
 from almanac.errors import ConfigError
 
 HookKind = Literal["job_submit", "cli_filter"]
@@ -48,7 +52,7 @@ HOOKS: dict[HookKind, Hook] = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the modules lie, and the root of the advice files where that is not the usual one."""
+    """Folders of the modules and, if it is not the usual one, of the advice files."""
 
     lua_dir: str = "/usr/share/almanac/lua"
     advice_dir: str = ""
@@ -84,7 +88,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a global function is defined: its parameters, and where their closing parenthesis ends."""
+    """The place of a global function: its parameters, and where their closing parenthesis ends."""
 
     parameters: tuple[str, ...]
     start: int
@@ -138,7 +142,7 @@ def statement(hook: Hook, places: Places, parameters: tuple[str, ...]) -> str:
 
 
 def insert(script: bytes, hook: Hook, places: Places) -> bytes:
-    """The script with our line as the first of the hook's function; unchanged where it is there already.
+    """The script with our line as the first of the hook's function; unchanged if it is there already.
 
     Raises ConfigError, with the line to add by hand, where the function is not found exactly once.
     """
@@ -169,7 +173,7 @@ def _inserted(text: str, place: Definition, line: str) -> str:
 
 
 def _indent(text: str, place: Definition, at: int) -> str:
-    """That of the next line with text in it, if it is deeper than the function's own."""
+    """Return the indent of the next line with text in it, if it is deeper than the function's own."""
     own = re.match(r"[ \t]*", text[text.rfind("\n", 0, place.start) + 1 :])
     following = re.match(r"(?:[ \t]*\r?\n)*([ \t]*)", text[at:])
     here, there = own[0] if own else "", following[1] if following else ""
@@ -201,6 +205,60 @@ def _unmarked(hook: Hook) -> re.Pattern[str]:
 
 
 def by_hand(hook: Hook, places: Places) -> str:
-    """What to do where the line cannot be put in for its reader."""
+    """Say how to add the line by hand."""
     line = statement(hook, places, hook.arguments)
     return f"nothing was written; add as the first line of the function, with its own parameters: {line} {MARK}"
+
+
+LIBRARIES = ("liblua5.1.so.0", "liblua-5.1.so", "liblua5.3.so.0", "liblua5.4.so.0", "liblua-5.4.so", "liblua.so.5.4")
+COMPILERS = ("luac5.1", "luac", "luac5.3", "luac5.4")
+
+
+def syntax_fault(script: bytes) -> str | None:
+    """Return the first fault that a Lua of this host finds; None if one accepts the script, or there is no Lua."""
+    if script.startswith(b"\x1b"):
+        return "it is compiled"
+    faults = []
+    for fault in _verdicts(script):
+        if not fault:
+            return None
+        faults.append(fault)
+    return faults[0] if faults else None
+
+
+def is_checked() -> bool:
+    """Return True if this host has a Lua to ask."""
+    return next(_verdicts(b""), None) is not None
+
+
+def _verdicts(script: bytes) -> Iterator[str]:
+    """The fault that each Lua of this machine finds; empty for none."""
+    for name in LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        yield _library_fault(library, script)
+    for program in filter(None, map(shutil.which, COMPILERS)):
+        try:
+            done = bounded.run([program, "-p", "-"], stdin=script, timeout_s=30, most_bytes=1 << 20)
+        except (OSError, ValueError, ConfigError) as error:
+            yield f"{program}: {error}"
+        else:
+            yield done.stderr.decode(errors="replace").strip() if done.code else ""
+
+
+def _library_fault(library: ctypes.CDLL, script: bytes) -> str:
+    library.luaL_newstate.restype = ctypes.c_void_p
+    library.lua_tolstring.restype = ctypes.c_char_p
+    state = ctypes.c_void_p(library.luaL_newstate())
+    arguments = [state, ctypes.c_char_p(script), ctypes.c_size_t(len(script)), ctypes.c_char_p(b"=line")]
+    try:
+        if hasattr(library, "luaL_loadbufferx"):  # from Lua 5.2; "t": text only
+            code = library.luaL_loadbufferx(*arguments, ctypes.c_char_p(b"t"))
+        else:
+            code = library.luaL_loadbuffer(*arguments)
+        message = library.lua_tolstring(state, ctypes.c_int(-1), None) if code else b""
+        return (message or b"unknown fault").decode(errors="replace") if code else ""
+    finally:
+        library.lua_close(state)

@@ -1,6 +1,8 @@
-"""Putting the hooks into a site's job_submit.lua and cli_filter.lua, and taking them out again.
+"""Changes of a site's scripts next to slurm.conf: its Lua scripts, and our almanac-ended.sh.
 
-`plan_install` and `plan_remove` read and decide; `apply` writes what they planned, and nothing else does.
+`plan_install`, `plan_remove`, and their twins for almanac-ended.sh read and decide; only `apply` writes.
+almanac-ended.sh is a copy, because slurmctld 24.11 and 26.05 do not start if slurm.conf names a script that is
+missing, and the package may be removed.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from almanac.atomic import replacing
 from almanac.errors import ConfigError
 from almanac.units import printable
 from slurm_hooks.install.guarded_line import Hook, Places, adapted, by_hand, insert, remove
 
 SyntaxCheck = Callable[[bytes], str | None]
-"""What is wrong with a Lua script; None where nothing is."""
+"""Return the fault of a Lua script; None without one."""
 
 _UNKNOWN = "no slurm.conf in {}: first make sure that {} does not name lua, or submissions will fail"
 _STAMP = re.compile(rb"-- almanac: stand-alone script, sha256 ([0-9a-f]{64})\r?\n")
@@ -56,9 +59,10 @@ def plan_install(
         raise ConfigError(
             f"{module} does not exist", "install the package, or give the folder of the modules with --lua-dir"
         )
-    path, before = _read(prefix, hook)
+    path = (prefix / hook.script).resolve()
+    before = _content(prefix, path)
     if before is None or _is_untouched_standalone(before):
-        after = stamped(adapted(_read_standalone(standalone_dir / hook.script), hook, places))
+        after = stamped(adapted(_packaged(standalone_dir / hook.script), hook, places))
     else:
         after = insert(before, hook, places)
     if after != before and (fault := syntax_fault(after)):
@@ -72,7 +76,8 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> FileChan
     Raises ConfigError where slurm.conf still asks for a script that would go: Slurm would refuse submissions, or to
     start.
     """
-    path, before = _read(prefix, hook)
+    path = (prefix / hook.script).resolve()
+    before = _content(prefix, path)
     if before is None:
         return FileChange(path, None, None)
     if _is_untouched_standalone(before):
@@ -96,20 +101,19 @@ def plan_remove(hook: Hook, prefix: Path, syntax_fault: SyntaxCheck) -> FileChan
     return FileChange(path, before, after, notes)
 
 
-def _read(prefix: Path, hook: Hook) -> tuple[Path, bytes | None]:
-    """The file that the hook's script is, links followed, and its content."""
+def _content(prefix: Path, path: Path) -> bytes | None:
+    """Return the content of a file of the folder of slurm.conf; None without the file."""
     if not prefix.is_dir():
         raise ConfigError(f"{prefix} is not a folder", "give the folder of slurm.conf with --prefix")
-    path = (prefix / hook.script).resolve()
     try:
-        return path, path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
-        return path, None
+        return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", "run this as root") from error
 
 
-def _read_standalone(path: Path) -> bytes:
+def _packaged(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -137,7 +141,7 @@ def diff_text(change: FileChange) -> str:
 
 
 def apply(change: FileChange, now_s: int) -> Path | None:
-    """Write a change, whole or not at all, with the file's owner and mode; the backup beside it, None for a new file.
+    """Write a change, whole or not at all, with the file's owner and mode; the backup next to it, None for a new file.
 
     The new file has a new time of change, by which slurmctld notices it. Raises ConfigError where the file is no
     longer what was planned from, or cannot be written.
@@ -159,7 +163,7 @@ def apply(change: FileChange, now_s: int) -> Path | None:
 
 
 def _backed_up(path: Path, now_s: int) -> Path:
-    """A copy beside the file, with its owner and mode, under a name that was free."""
+    """Make a copy next to the file, with its owner and mode, under a name that was free."""
     moment = dt.datetime.fromtimestamp(now_s, dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     for number in range(1000):
         backup = path.with_name(f"{path.name}.almanac-{moment}" + (f".{number}" if number else ""))
@@ -175,20 +179,12 @@ def _backed_up(path: Path, now_s: int) -> Path:
 
 
 def _replace(path: Path, content: bytes, mode: int) -> None:
-    handle, name = tempfile.mkstemp(prefix=".almanac-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            if path.exists():
-                _take_over(path, handle, Path(name))
-                os.utime(handle)
-            else:
-                os.fchmod(handle, mode)
-            os.fsync(handle)
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with replacing(path, stat.S_IMODE(path.stat().st_mode) if path.exists() else mode) as out:
+        out.write(content)
+        out.flush()
+        if path.exists():
+            _take_over(path, out.fileno(), Path(f"/proc/self/fd/{out.fileno()}"))
+            os.utime(out.fileno())
 
 
 def _take_over(path: Path, handle: int, copy: Path) -> None:
@@ -199,7 +195,7 @@ def _take_over(path: Path, handle: int, copy: Path) -> None:
 
 
 def slurm_conf_plugins(prefix: Path, hook: Hook) -> list[str]:
-    """The plugins that slurm.conf and the files it includes name for this hook; empty where it has no such line."""
+    """The plugins that slurm.conf and the files it includes name for this hook; empty without such a line."""
     plugins: list[str] = []
     for line in slurm_conf_lines(prefix):
         key, _, value = line.partition("=")
@@ -208,16 +204,11 @@ def slurm_conf_plugins(prefix: Path, hook: Hook) -> list[str]:
     return plugins
 
 
-def slurm_conf_lines(prefix: Path) -> list[str]:
-    """The lines of slurm.conf and of the files it includes, without comments; none where it cannot be read."""
-    return _slurm_conf_lines(prefix / "slurm.conf", set())
-
-
-def _slurm_conf_lines(path: Path, seen: set[Path]) -> list[str]:
-    """The lines of a file and of those that it includes, without comments; none where it cannot be read."""
+def slurm_conf_lines(prefix: Path, path: Path | None = None, seen: frozenset[Path] = frozenset()) -> list[str]:
+    """The lines of slurm.conf, or of path, and of the files it includes, without comments; none if unreadable."""
+    path = path or prefix / "slurm.conf"
     if path in seen:
         return []
-    seen.add(path)
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -226,13 +217,72 @@ def _slurm_conf_lines(path: Path, seen: set[Path]) -> list[str]:
     for line in (line.partition("#")[0].strip() for line in content.splitlines()):
         words = line.split(maxsplit=1)
         if len(words) == 2 and words[0].lower() == "include":
-            lines += _slurm_conf_lines(path.parent / words[1], seen)
+            lines += slurm_conf_lines(prefix, path.parent / words[1], seen | {path})
         else:
             lines.append(line)
     return lines
 
 
 def slurm_conf_line(prefix: Path, hook: Hook) -> str | None:
-    """The line that slurm.conf needs for this hook; None where it has it."""
+    """The line that slurm.conf needs for this hook; None if it has it."""
     plugins = slurm_conf_plugins(prefix, hook)
     return None if "lua" in plugins else f"{hook.slurm_conf_key}={','.join([*plugins, 'lua'])}"
+
+
+SCRIPT = "almanac-ended.sh"
+
+
+def plan_ended(prefix: Path, scripts_dir: Path) -> FileChange:
+    """Plan to install the script that notes ended jobs, next to slurm.conf. Raises ConfigError."""
+    before = _content(prefix, prefix / SCRIPT)
+    return FileChange(prefix / SCRIPT, before, _packaged(scripts_dir / SCRIPT), _notes(prefix), mode=0o755)
+
+
+def plan_remove_ended(prefix: Path) -> FileChange:
+    """Plan to remove the script that notes ended jobs, if it is there.
+
+    Raises ConfigError if slurm.conf names the script or is not there to ask: without the script, slurmctld would not
+    start.
+    """
+    path = prefix / SCRIPT
+    before = _content(prefix, path)
+    if before is None:
+        return FileChange(path, None, None)
+    if not (prefix / "slurm.conf").is_file():
+        raise ConfigError(f"no slurm.conf in {prefix}: it may still name {path}", f"check slurm.conf, then: rm {path}")
+    for key, value in _settings(prefix):
+        if Path(value).name == SCRIPT:
+            todo = "remove that, run scontrol reconfigure or restart slurmctld, then run this again"
+            raise ConfigError(f"slurm.conf still has {key}={value}: without it slurmctld does not start", todo)
+    return FileChange(path, before, None)
+
+
+def ended_conf_lines(prefix: Path) -> list[str]:
+    """Return the lines that slurm.conf lacks to call the script; [] if it does, or if a site's program must."""
+    path, (epilogs, job_comp, is_called) = prefix / SCRIPT, _programs(prefix)
+    if is_called or (epilogs and job_comp != "jobcomp/none"):
+        return []
+    return ["JobCompType=jobcomp/script", f"JobCompLoc={path}"] if epilogs else [f"EpilogSlurmctld={path}"]
+
+
+def _notes(prefix: Path) -> tuple[str, ...]:
+    path, (epilogs, job_comp, is_called) = prefix / SCRIPT, _programs(prefix)
+    if is_called or not epilogs or job_comp == "jobcomp/none":
+        return ()
+    return (f"if {epilogs[-1]} does not call it yet, add this line to it: [ ! -x {path} ] || {path}",)
+
+
+def _programs(prefix: Path) -> tuple[list[str], str, bool]:
+    """EpilogSlurmctld's programs, JobCompType, and whether one of the two calls the script by itself."""
+    values: dict[str, list[str]] = {}
+    for key, value in _settings(prefix):
+        values.setdefault(key.lower(), []).append(value)
+    epilogs, job_comp = values.get("epilogslurmctld", []), values.get("jobcomptype", ["jobcomp/none"])[-1]
+    called = [*epilogs, *(values.get("jobcomploc", []) if job_comp == "jobcomp/script" else [])]
+    return epilogs, job_comp, SCRIPT in (Path(program).name for program in called)
+
+
+def _settings(prefix: Path) -> list[tuple[str, str]]:
+    """Key and value of each line of slurm.conf, in order."""
+    pairs = (line.partition("=") for line in slurm_conf_lines(prefix))
+    return [(key.strip(), value.strip()) for key, equals, value in pairs if equals]

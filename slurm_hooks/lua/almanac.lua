@@ -1,4 +1,4 @@
--- almanac.lua: advice files, name keys, and GPU requests for job_submit.lua and cli_filter.lua. Lua 5.1 to 5.4.
+-- almanac.lua: advice files, name keys, and GPU requests for job_submit.lua. Lua 5.1 to 5.4.
 -- `local almanac = dofile(".../almanac.lua")`. It reads one file and does nothing else; no global is set.
 -- It follows slurm_hooks/advice/file.py, almanac/names.py, and almanac/tres.py: the tests give them the same examples.
 -- Tiers are in tiers.lua. Job names and constraints are hostile: none ever becomes a pattern.
@@ -118,8 +118,6 @@ local function slurp(path)
   return text and #text == size and text or nil
 end
 
-M.slurp = slurp
-
 -- The advice of a text; nil where a rule is broken. now: seconds since 1970.
 function M.parse_advice(text, now)
   if #text > MAX_BYTES or sub(text, -1) ~= "\n" then
@@ -155,7 +153,7 @@ local function round(x)
   return below
 end
 
--- The site factor for a predicted GPU-time (advisor/decisions/priority.py). priority: from the advice file.
+-- The site factor for a predicted GPU-time (advisor/priority.py). priority: from the advice file.
 function M.site_factor(gpu_time_s, priority)
   local held = min(max(gpu_time_s, priority.min), priority.max)
   return round(priority.k * log(priority.max / held))
@@ -173,11 +171,11 @@ local function row_of(advice, key, gpus)
   if not before then
     return nil
   end
-  local name, predicted, factor, bound, tier, waits, text = match(advice.text, FIELDS, before + 1)
+  local name, predicted, factor, bound, tier, _, text = match(advice.text, FIELDS, before + 1)
   local row = { kind = sub(key, 1, 1), gpus = gpus, predicted_s = tonumber(predicted), site_factor = tonumber(factor) }
   if row.kind == "F" then
     row.key, row.bound_mib = name, tonumber(bound)
-    row.tier, row.waits, row.text = or_nil(tier), or_nil(waits), or_nil(text)
+    row.tier, row.text = or_nil(tier), or_nil(text)
   elseif row.kind == "U" then
     row.site_factor = row.site_factor + M.site_factor(row.predicted_s * gpus, advice.priority)
   end
@@ -208,19 +206,12 @@ function M.look_up(user, site, key, gpus)
 end
 
 -- The sentences for a user; nil where the row has none. They are printable ASCII: nothing else passes the reader.
+-- Files of the release before name waits in another field, which is not read.
 function M.sentences(row)
   if not row.text then
     return nil
   end
-  local said = { (row.tier and row.tier .. " is enough: " or "") .. row.text }
-  if row.waits then
-    local waits = {}
-    for tier, wait in gmatch(row.waits, "([^=;]+)=([^;]+)") do
-      waits[#waits + 1] = tier .. " " .. wait
-    end
-    said[#said + 1] = "Expected wait: " .. concat(waits, ", ") .. "."
-  end
-  return concat(said, " ")
+  return (row.tier and row.tier .. " is enough: " or "") .. row.text
 end
 
 -- Name keys (almanac/names.py):
@@ -342,7 +333,7 @@ function M.job_key(name, comment)
   return M.name_key(stored(name), stored(comment))
 end
 
--- GPU requests (almanac/tres.py, telemetry/slurm/sbatch.py):
+-- GPU requests (almanac/tres.py, slurm/sbatch.py):
 
 local TYPE = "[A-Za-z0-9_.+-]+"
 
@@ -403,10 +394,10 @@ local function total_gpus(asks)
   for _, ask in ipairs(asks) do
     if type(ask.text) == "string" and ask.text ~= "" then
       local count, named = M.parse_gpus(ask.text)
-      if not count or (count > 0 and not ask.times) then
+      if not count then
         return nil
       end
-      total = total > 0 and total or count * (ask.times or 1)
+      total = total > 0 and total or count * ask.times
       kind = kind ~= "" and kind or named
     end
   end
@@ -429,103 +420,15 @@ function M.gpus_of_job(job)
   })
 end
 
--- "2" and "a100:2,v100:1", as options that name GPUs only take them, with the word gpu before each.
-local function spelled(text)
-  if type(text) ~= "string" or find(text, "gpu", 1, true) then
-    return text
-  end
-  return (gsub(text, "[^,]+", "gpu:%0"))
-end
-
--- Least number of nodes that cli_filter's options name; nil where none, false where it cannot be told. --nodes is
--- "1-0" where it was not given; a node list is not counted in yet.
-local function option_nodes(options)
-  local nodes = tostring(options["nodes"] or "")
-  if nodes ~= "" and nodes ~= "1-0" then
-    return asked(match(nodes, "^%d+$") or match(nodes, "^(%d+)[-,:]")) or false
-  elseif (options["nodelist"] or "") ~= "" then
-    return false
-  end
-end
-
--- GPUs of cli_filter's options. --ntasks is "1" where it was not given, too, and -2 stands for no number (22.05).
-function M.gpus_of_options(options)
-  local least, per_node = option_nodes(options), asked(options["ntasks-per-node"])
-  local tasks = asked(options["ntasks"])
-  tasks = tasks ~= 1 and tasks or nil
-  local nodes = nil
-  if least ~= false then
-    nodes, tasks = nodes_and_tasks(least, tasks, per_node)
-  end
-  local sockets = nodes and nodes * (asked(options["sockets-per-node"]) or 1)
-  return total_gpus({
-    { text = spelled(options["gpus"]), times = 1 },
-    { text = spelled(options["gpus-per-node"]), times = nodes },
-    { text = spelled(options["gpus-per-task"]), times = tasks },
-    { text = options["tres-per-task"], times = tasks },
-    { text = options["gres"], times = nodes },
-    { text = spelled(options["gpus-per-socket"]), times = sockets },
-  })
-end
-
--- What --exclusive says of a job that gets whole nodes; then options but --gres that name GPUs.
-local WHOLE_NODES = { exclusive = true, topo = true }
-local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task" }
-
-local function gpu_options(options)
-  local found = {}
-  for _, name in ipairs(GPU_OPTIONS) do
-    local text = tostring(options[name] or "")
-    if text ~= "" and (name ~= "tres-per-task" or (M.parse_gpus(text) or 1) > 0) then
-      found[#found + 1] = { option = "--" .. name, text = text }
-    end
-  end
-  return found
-end
-
--- Return true if the job may get more GPUs than the request counts, or whole nodes. Slurm may spread tasks over nodes.
-local function may_use_more(options)
-  local nodes, whole = tostring(options["nodes"] or ""), tostring(options["exclusive"] or "")
-  if WHOLE_NODES[whole] then
-    return true
-  elseif nodes ~= "" and nodes ~= "1-0" then
-    return not (find(nodes, "^0*1$") or find(nodes, "^0*1%-0*1$"))
-  end
-  return (asked(options["ntasks"]) or 1) > 1 and (options["gpus"] or "") == ""
-end
-
--- With these options nothing is changed: they may leave no nodes of the advised tier.
-local PLACING = { "nodelist", "nodefile", "exclude", "reservation" }
-
-local function is_placed(options)
-  for _, name in ipairs(PLACING) do
-    if (options[name] or "") ~= "" then
-      return true
-    end
-  end
-  return false
-end
-
--- What cli_filter's options ask for, as tiers.lua takes it, with gpu_count (nil: not known) and is_placed. GRES without
--- its prefix. offset: of a component of a het job, nil or 0 otherwise.
-function M.request_of_options(options, offset)
-  local count, kind = M.gpus_of_options(options)
-  local gres = gsub("," .. (options["gres"] or ""), ",gres[:/]", ",")
-  return {
-    constraints = options["constraint"] or "", gres = sub(gres, 2), partition = options["partition"] or "",
-    gpu_count = count, gpu_type = kind or "", is_placed = is_placed(options),
-    gpu_options = gpu_options(options), may_use_more = may_use_more(options) or (offset or 0) > 0,
-  }
-end
-
--- The same of slurmctld's job_desc. A component of a het job has an offset; shared is 0 for whole nodes.
+-- What slurmctld's job_desc asks for, as tiers.lua takes it. A component of a het job has an offset; shared is 0 for
+-- whole nodes.
 function M.request_of_job(job)
   local count, kind = M.gpus_of_job(job)
   local least, most = asked(job.min_nodes), asked(job.max_nodes)
   local is_spread = (least or most) and (least or 1) ~= 1 or (most or 1) ~= 1
   local has_tasks = not least and not most and (asked(job.num_tasks) or 1) > 1 and (job.tres_per_job or "") == ""
   return {
-    constraints = job.features or "", gres = "", partition = job.partition or "", gpu_count = count, gpu_type = kind or "",
+    constraints = job.features or "", partition = job.partition or "", gpu_count = count, gpu_type = kind or "",
     may_use_more = is_spread or has_tasks or job.shared == 0 or (asked(job.het_job_offset) or 0) > 0,
   }
 end

@@ -1,4 +1,4 @@
-"""A node's layout in the words of Slurm (Gres), of mig-parted (its configuration), and of the decision (shapes)."""
+"""The nodes of [mig], and a layout in the words of Slurm (Gres), mig-parted (its configuration), and the decision."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from advisor.decisions.mig_layout import WHOLE, GpuLayout
+from advisor.mig.decide import WHOLE, GpuLayout
 from advisor.mig.states import is_placeable
+from almanac.actions_config import Mig
 from almanac.errors import ConfigError, SourceError
-from almanac.mig import MigModel, mig_models, profile_name
+from almanac.hardware import MigModel, mig_models, profile_name
+from slurm.hostlist import expand
 
 CONFIG_NAME = "almanac"
 """The name of the layout within mig-parted's configuration."""
 MOST_GPUS = 64
-_GPU_TERM = re.compile(r"gpu(?::(?P<type>(?![0-9]+(?:\(|\Z))[^:(,]+))?(?::(?P<count>[0-9]{1,6}))?(?:\([^)]*\))*")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 Layout = tuple[GpuLayout, ...]
-"""Of a node: its GPUs by index."""
+"""Layout of a node: its GPUs by index."""
 
 
 @dataclass(frozen=True)
 class GresNames:
-    """How a site names the GPUs of one model in Gres. slice_type: a text with {profile}."""
+    """A site's names in Gres for the GPUs of one model. slice_type: a text with {profile}."""
 
     model: MigModel
     whole_type: str
     slice_type: str = "{profile}"
 
     def type_of(self, shape: str) -> str:
-        """Raises KeyError for a shape that the model lacks."""
+        """Return the GRES type of a shape, such as "1g". Raises KeyError for a shape that the model lacks."""
         if shape == WHOLE:
             return self.whole_type
         profile = self.model.profile(shape)
@@ -41,7 +42,7 @@ class GresNames:
         return self.slice_type.replace("{profile}", profile.name)
 
     def shape_of(self, gres_type: str) -> str | None:
-        """None where the type is neither a whole GPU's nor a profile's of this model."""
+        """Return the shape of a GRES type; None if it is neither the whole GPU's nor a profile's of this model."""
         if gres_type == self.whole_type:
             return WHOLE
         profile = self.model.profile(gres_type) if profile_name(gres_type) else None
@@ -52,12 +53,12 @@ class GresNames:
         return frozenset({self.whole_type, *(self.type_of(profile.shape) for profile in self.model.profiles)})
 
     def types(self, layout: Layout) -> Counter[str]:
-        """How many GPUs of each GRES type a node with this layout has."""
+        """Count the GPUs of each GRES type of a node with this layout."""
         return Counter(self.type_of(shape) for gpu in layout for shape in gpu)
 
 
 def gres_names(model: str, whole_types: Sequence[str], slice_type: str) -> GresNames:
-    """Raises ConfigError where a model or a type is not known or not valid."""
+    """Return the GRES types of a model's GPUs and slices. Raises ConfigError if it is unknown, or a type invalid."""
     found = mig_models().get(model)
     if found is None:
         raise ConfigError(f"mig.nodes: unknown model {model!r}", f"use one of: {', '.join(mig_models())}")
@@ -72,39 +73,8 @@ def gres_names(model: str, whole_types: Sequence[str], slice_type: str) -> GresN
     return GresNames(found, whole, slice_type)
 
 
-def gpu_types(gres: str) -> Counter[str]:
-    """GPUs of each type in a node's Gres text; "" is no type. Other GRES are left out."""
-    found: Counter[str] = Counter()
-    for term in split_gres(gres):
-        if match := _GPU_TERM.fullmatch(term):
-            found[match["type"] or ""] += int(match["count"] or 1)
-    return +found
-
-
-def named_types(gres: str) -> frozenset[str]:
-    """The GPU types that a text names, those of 0 GPUs included, as in "gpu:a100:0(IDX:N/A)"."""
-    found = (_GPU_TERM.fullmatch(term) for term in split_gres(gres))
-    return frozenset(match["type"] for match in found if match and match["type"])
-
-
-def with_gpus(gres: str, types: Mapping[str, int]) -> str:
-    """The Gres text with other GPUs; what is no GPU stays."""
-    others = [term for term in split_gres(gres) if not _GPU_TERM.fullmatch(term)]
-    return ",".join([*(f"gpu:{name}:{number}" for name, number in sorted(types.items()) if number), *others])
-
-
-def split_gres(gres: str) -> list[str]:
-    """The terms of a Gres text; commas within parentheses do not split."""
-    if gres in ("", "(null)"):
-        return []
-    return [term.strip() for term in re.findall(r"(?:[^,(]|\([^)]*\))+", gres)]
-
-
 def parted_config(model: MigModel, layout: Layout) -> bytes:
-    """mig-parted's configuration with the whole node's layout, as JSON (a part of YAML).
-
-    It names every GPU: assert fails otherwise. Raises KeyError for a shape that the model lacks.
-    """
+    """Return mig-parted's configuration with the whole node's layout, as JSON (a part of YAML)."""
     entries: list[dict[str, Any]] = []
     for number, gpu in enumerate(layout):
         if gpu == (WHOLE,):
@@ -122,7 +92,7 @@ def parse_export(model: MigModel, text: bytes, gpu_count: int = 0) -> Layout:
     """The layout that `mig-parted export -o json` prints.
 
     gpu_count: GPUs and slices that Slurm has on the node. Where all GPUs are alike, the export says "all" and not how
-    many there are. Raises SourceError where it cannot be understood.
+    many there are. Raises SourceError if it cannot be understood.
     """
     try:
         [entries] = json.loads(text)["mig-configs"].values()
@@ -164,7 +134,7 @@ def _gpu_layout(model: MigModel, entry: Mapping[str, Any]) -> GpuLayout:
 
 
 def check_layout(model: MigModel, layout: Layout) -> str:
-    """Why no GPU of the model can have this layout; "" where it can."""
+    """Return why no GPU of the model can have this layout; "" if it can."""
     for number, gpu in enumerate(layout):
         if gpu == (WHOLE,):
             continue
@@ -182,3 +152,36 @@ def shown(layout: Layout) -> str:
 
 def _grouped(gpu: GpuLayout) -> list[str]:
     return [f"{number}*{shape}" if number > 1 else shape for shape, number in Counter(gpu).items()]
+
+
+@dataclass(frozen=True)
+class MigSettings:
+    """The MIG configuration and, for each managed node that is not excluded, the GRES names of its GPUs."""
+
+    config: Mig
+    names: Mapping[str, GresNames]
+
+
+def mig_settings(config: Mig) -> MigSettings:
+    """Resolve section [mig] to node names. Raises ConfigError if it names no nodes, or models that are unknown."""
+    if not config.nodes:
+        raise ConfigError("mig.nodes is empty", 'name the nodes, for example ["gpu[01-08]=A100-80"] (docs/mig.md)')
+    found: dict[str, GresNames] = {}
+    for entry in config.nodes:
+        hosts, equals, model = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"mig.nodes: {entry!r} names no model", 'write "gpu[01-08]=A100-80"')
+        names = gres_names(model, config.whole_types, config.slice_type)
+        for host in _expand(hosts, "mig.nodes"):
+            if host in found:
+                raise ConfigError(f"mig.nodes names {host} twice", "name each node once")
+            found[host] = names
+    excluded = _expand(config.exclude, "mig.exclude")
+    return MigSettings(config, {host: names for host, names in found.items() if host not in excluded})
+
+
+def _expand(text: str, key: str) -> tuple[str, ...]:
+    try:
+        return expand(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", "give a host list, such as gpu[01-08]") from error

@@ -1,36 +1,42 @@
 """One run: take up the changes under way, begin those of the plan, and go on until each node is resumed or given up.
 
-Before each order: a line of the log, then the state on disk, then the order. A run that is killed is taken up there.
+Before each order: a line of the record, then the state on disk, then a look. A run that is killed is taken up there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from advisor.decisions.mig_layout import LayoutChange
-from almanac import __version__
-from almanac.actions_config import MigMode
+from advisor.mig.decide import LayoutChange
 from almanac.errors import AlmanacError, CommandError
+from almanac.tres import gpu_types
 from almanac.units import printable
-from slurm_hooks.last_look import Facts, must_still_hold, node_facts
-from slurm_hooks.mig.dynamic import NO_COMMAND, parameters, with_new_gpus
-from slurm_hooks.mig.folder import MigFolder, MigState
-from slurm_hooks.mig.gate import Surroundings, lost_types_text, refusal
-from slurm_hooks.mig.include import IncludeFile, gres_of_nodes, with_node_gres
-from slurm_hooks.mig.layouts import check_layout, gpu_types, shown
-from slurm_hooks.mig.node_side import NodeSide
-from slurm_hooks.mig.settings import MigSettings
-from slurm_hooks.mig.slurm_side import DYNAMIC, SlurmSide, SlurmView
-from slurm_hooks.mig.steps import Action, NodeChange, Step, StepLimits, is_own_drain, next_step, unlike
+from slurm.backend import NodeState
+from slurm.states import NODE_DRAINED
+from slurm_hooks.mig.layouts import MigSettings, shown
+from slurm_hooks.mig.planning import ChangeGate, new_change
+from slurm_hooks.mig.sides import IncludeFile, NodeSide, SlurmSide, SlurmView, gres_of_nodes, with_node_gres
+from slurm_hooks.mig.steps import (
+    VERIFY_S,
+    Action,
+    MigState,
+    NodeChange,
+    Stage,
+    Step,
+    is_own_drain,
+    next_step,
+    parameters,
+    unlike,
+    with_new_gpus,
+)
+from slurm_hooks.nodes.engine import NodeEngine
+from slurm_hooks.orders import Facts, node_facts
 
 POLL_S = 0.5
 RUN_S = 900
 """Seconds after which a run stops waiting; the next run goes on."""
-JOB_WAIT_S = 300
-"""Seconds to wait for a job that reached the node before the drain; then the node is resumed."""
-VERIFY_S = 180
-"""Seconds until Slurm must show the new layout: slurmd restarts and registers within one."""
 MOST_FAULT = 200
 MOST_LOOKS = 5
 """Looks at a node that changes all the time, until its failed change is left to the next run."""
@@ -42,7 +48,7 @@ REGISTER_S = 20.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a node in a run. what: "done", "undone", "failed", "left", "dropped", "draining", "under way",
+    """The outcome of a run for one node. what: "done", "undone", "failed", "left", "dropped", "draining", "under way",
     or "refused".
     """
 
@@ -57,12 +63,10 @@ class MigRun:
     """Holds the lock's work. state: as on disk. wanted: GPU types that jobs ask for."""
 
     settings: MigSettings
-    folder: MigFolder
+    engine: NodeEngine[MigState]
     slurm: SlurmSide
     node_side: NodeSide
     include: IncludeFile
-    cluster: str
-    clock: Callable[[], float]
     sleep: Callable[[float], None]
     wanted: Collection[str] = ()
     state: MigState = field(default_factory=MigState)
@@ -70,17 +74,18 @@ class MigRun:
 
     def load(self) -> None:
         """Read what earlier runs left; the wait for Slurm begins again. Raises StoreError."""
-        found, now_s = self.folder.load(self.cluster), self._now_s()
+        found, now_s = self.engine.folder.load(self.engine.cluster), self.engine.now_s()
         changes = {
             name: replace(each, stage_s=now_s) if each.stage in WAITS else each for name, each in found.changes.items()
         }
         self.state = replace(found, changes=changes)
 
-    def observe(self, changes: Sequence[LayoutChange], what: str = "plan") -> None:
-        """Write down what would be done. Raises StoreError."""
-        rows = [self._row(what, each.node, f"{shown(each.old)} -> {shown(each.new)}: {each.reason}", "observe")
-                for each in changes]  # fmt: skip
-        self.folder.log.append(rows, self._now_s())
+    def observe(self, changes: Sequence[LayoutChange], what: str) -> None:
+        """Record what would be done. Raises StoreError."""
+        self.engine.record([
+            self.engine.row(what, [each.node], f"{shown(each.old)} -> {shown(each.new)}: {each.reason}", "observe")
+            for each in changes
+        ])  # fmt: skip
 
     def begin(self, changes: Sequence[LayoutChange], is_patient: bool = False) -> None:
         """Take up the changes that are allowed now; nothing is ordered yet. Raises CommandError, StoreError.
@@ -91,14 +96,14 @@ class MigRun:
             why = f"{failed[0]} failed and is still drained; no other node is changed before it is repaired"
             self._refuse(changes, why)
             return
-        view = self.slurm.view(self._now_s())
+        view = self._view()
         for each in changes:
             if not is_patient and self._is_one_under_change():
                 self._refuse([each], "another node is under change")
-            elif why := self._why_not(each, view, is_patient):
+            elif why := self._gate(view).why_not(each, self.node_side, self.include, is_patient):
                 self._refuse([each], why)
             else:
-                self._put(replace(self._new_change(each, view), is_patient=is_patient))
+                self._put(new_change(each, self._gate(view), is_patient))
 
     def give_back(self, nodes: Collection[str], why: str) -> None:
         """Undo the drain of nodes that still wait for their jobs; `drive` resumes them. Raises StoreError."""
@@ -110,14 +115,15 @@ class MigRun:
 
     def drive(self) -> None:
         """Go on with every change until none can go on, or RUN_S is over. Raises CommandError, StoreError."""
-        until_s, answered_s = self.clock() + RUN_S, self.clock()
-        while self._active() and self.clock() < until_s:
+        clock = self.engine.clock
+        until_s, answered_s = clock() + RUN_S, clock()
+        while self._active() and clock() < until_s:
             try:
                 moved = [self._advance(node) for node in list(self._active())]
-                answered_s = self.clock()
+                answered_s = clock()
             except CommandError:
                 # slurmctld restarts. What was ordered is on disk, and is looked at again.
-                if self.clock() - answered_s > VERIFY_S:
+                if clock() - answered_s > VERIFY_S:
                     raise
                 moved = []
             if not any(moved) and self._active():
@@ -133,7 +139,7 @@ class MigRun:
             raise CommandError(f"{node} has no failed change", "see `almanac mig status`")
         if to_old:
             change = replace(change, old=change.new, new=change.old, old_gpus=change.new_gpus, new_gpus=change.old_gpus)
-        now_s = self._now_s()
+        now_s = self.engine.now_s()
         is_gone = bool(change.dynamic_gres) and node not in self.slurm.view(now_s).nodes
         again = replace(change, fault="", is_undone=False, begun_s=now_s)
         self._put(again.at("apply" if is_gone else "drain", now_s))
@@ -147,33 +153,30 @@ class MigRun:
         ]
 
     def _is_one_under_change(self, other_than: str = "") -> bool:
-        """Whether a node does more than to wait for its jobs."""
+        """Return True if a node does more than wait for its jobs."""
         return any(name != other_than and not each.waits_for_jobs for name, each in self.state.changes.items())
 
     def _advance(self, node: str) -> bool:
         """One step of a node. Returns whether anything was done."""
-        view = self.slurm.view(self._now_s())
+        view = self._view()
         change = self.state.changes[node]
-        limits = StepLimits(JOB_WAIT_S, VERIFY_S)
-        step = next_step(change, view.sight(node, self._refusal(change, view)), self._now_s(), limits)
-        if step.action is Action.APPLY and change.waits_for_jobs and self._must_wait(node):
+        step = next_step(change, view.sight(node, self._refusal(change, view)), self.engine.now_s())
+        if (
+            step.action is Action.APPLY
+            and change.waits_for_jobs
+            and (self._is_one_under_change(node) or any(each.fault for each in self.state.changes.values()))
+        ):
             step = Step(Action.WAIT, "another node is under change, or failed")
         return self._act(change, step, view)
 
     def _refusal(self, change: NodeChange, view: SlurmView) -> str:
-        """Why the change must not begin now, or why a busy node need not wait any longer."""
-        node, nodes, around = view.nodes.get(change.node), list(view.nodes.values()), self._around(view, change.node)
+        """Return the reason not to begin the change now, or to let a busy node wait no longer; "" without one."""
+        node, gate = view.nodes.get(change.node), self._gate(view, change.node)
         if node is None:
             return ""
-        if not change.is_patient:
-            return refusal(node, nodes, around, self._now_s())
-        if node.states & {"DRAIN", "DRAINING", "DRAINED"}:
-            return lost_types_text(node, nodes, around)
-        return refusal(node, nodes, around, self._now_s(), may_be_busy=True)
-
-    def _must_wait(self, node: str) -> bool:
-        has_failed = any(each.fault for each in self.state.changes.values())
-        return has_failed or self._is_one_under_change(node)
+        if change.is_patient and node.states & NODE_DRAINED:
+            return gate.lost_types(node)
+        return gate.refusal(node, may_be_busy=change.is_patient)
 
     def _act(self, change: NodeChange, step: Step, view: SlurmView) -> bool:
         if step.action is Action.WAIT:
@@ -194,124 +197,116 @@ class MigRun:
 
     def _undo(self, change: NodeChange, why: str) -> None:
         self._log("undo", change.node, why)
-        self._put(replace(change, is_undone=True).at("verify", self._now_s()))
+        self._put(replace(change, is_undone=True).at("verify", self.engine.now_s()))
 
     def _wait(self, change: NodeChange, why: str) -> bool:
         """The wait for jobs is counted from the drain on. A busy node is left to the next run."""
         if change.stage == "drain":
-            self._put(change.at("wait", self._now_s()))
+            self._put(change.at("wait", self.engine.now_s()))
             return True
         if change.waits_for_jobs:
             self.outcomes[change.node] = Outcome(change.node, "draining", why, change)
         return False
 
     def _order(self, change: NodeChange, action: Action, view: SlurmView) -> bool:
-        orders = {
-            Action.DRAIN: lambda each: self._drain(each, view),
-            Action.APPLY: lambda each: self._apply(each, view),
-            Action.WRITE_GRES: lambda each: self._write_gres(each, view),
-            Action.RECONFIGURE: lambda each: self._reconfigure(each, view),
-            Action.DELETE: lambda each: self._delete(each, view),
-            Action.REGISTER: lambda each: self._register(each, view),
-            Action.MARK: lambda each: self._mark(each, view),
-            Action.SETTLE: lambda each: self._settle(each, view),
+        """Give an order. Returns False where Slurm refused one that the next step repeats."""
+        orders: dict[Action, Callable[[NodeChange, SlurmView], bool | None]] = {
+            Action.DRAIN: self._drain,
+            Action.APPLY: self._apply,
+            Action.WRITE_GRES: self._prepare if change.dynamic_gres else self._write_gres,
+            Action.RECONFIGURE: self._reconfigure,
+            Action.DELETE: self._delete,
+            Action.REGISTER: self._register,
+            Action.MARK: self._mark,
+            Action.SETTLE: self._settle,
             Action.VERIFY: self._verify,
         }
-        return orders[action](change)
+        return orders[action](change, view) is not False
 
-    def _is_changed(self, node: str, view: SlurmView, others: Collection[str] = ()) -> bool:
-        """Return True if the node is not what it was in the view: send no order then. The next step looks again.
+    def _is_allowed(self, change: NodeChange, view: SlurmView, what: str, why: str, stage: Stage | None = None) -> bool:
+        """Record an order and the stage that it begins, and look again. False: the node changed since the view.
 
-        A node that the view lacks must still be gone: one that came back may have jobs. others: nodes that must have
-        the same Gres.
+        Send no order then: the next step looks again. A node that the view lacks must still be gone: one that came back
+        may have jobs.
         """
-        relied_on: dict[str, Facts] = {name: {"gres": view.nodes[name].gres} for name in others if name in view.nodes}
-        if node in view.nodes:
-            relied_on[node] = node_facts(view.nodes[node])
-        changed = must_still_hold(relied_on, self.slurm.node_facts)
-        if node not in view.nodes and node in self.slurm.node_facts([node]):
-            changed[node] = "it came back meanwhile"
-        for name, why in changed.items():
-            self._log("dropped", node, why if name == node else f"{name}: {why}")
-        return bool(changed)
+        self._log(what, change.node, why)
+        if stage:
+            self._put(change.at(stage, self.engine.now_s()))
+        return self._is_as_in(view, change.node)
 
-    def _drain(self, change: NodeChange, view: SlurmView) -> bool:
-        self._log("drain", change.node, change.reason)
-        self._put(change.at("drain", self._now_s()))
-        if self._is_changed(change.node, view):
-            return True
-        if said := self.slurm.drain(change.node, change.reason):
+    def _is_as_in(self, view: SlurmView, node: str, others: Collection[str] = ()) -> bool:
+        """Look at a node once more. others: nodes that must have the same Gres."""
+        relied_on: dict[str, Facts | None] = {n: {"gres": view.nodes[n].gres} for n in others if n in view.nodes}
+        relied_on[node] = node_facts(view.nodes[node]) if node in view.nodes else None
+        return self.engine.is_unchanged(relied_on)
+
+    @contextlib.contextmanager
+    def _failing(self, change: NodeChange, what: str) -> Iterator[None]:
+        """The change has failed if an order in here does."""
+        try:
+            yield
+        except AlmanacError as error:
+            self._fail(self.state.changes[change.node], f"{what}: {error}")
+
+    def _drain(self, change: NodeChange, view: SlurmView) -> None:
+        if not self._is_allowed(change, view, "drain", change.reason, "drain"):
+            return
+        if said := self._tell("drain", change.node, change.reason):
             self._end(change, Step(Action.DROP, f"Slurm refused the drain: {'; '.join(said)}"))
         else:
-            self._put(change.at("wait", self._now_s()))  # who resumes the node from now on means it
-        return True
+            self._put(change.at("wait", self.engine.now_s()))  # who resumes the node from now on means it
 
-    def _apply(self, change: NodeChange, view: SlurmView) -> bool:
-        now_s = self._now_s()
-        self._log("apply", change.node, f"{shown(change.new)} through mig-parted")
-        self.state = replace(self.state, changed_s={**self.state.changed_s, change.node: now_s})
-        self._put(change.at("apply", now_s))
-        return self._is_changed(change.node, view) or self._try(change, "apply", lambda: self._apply_on_node(change))
-
-    def _apply_on_node(self, change: NodeChange) -> None:
-        model = self.settings.names[change.node].model
-        self.node_side.apply(change.node, model, change.new)
-        self.node_side.require(change.node, model, change.new)  # Slurm must not hear of a layout that is not there
-        self._put(change.at("gres", self._now_s()))
-
-    def _write_gres(self, change: NodeChange, view: SlurmView) -> bool:
-        if change.dynamic_gres:
-            return self._try(change, "registration", lambda: self._prepare(change, view))
-        return self._try(change, "write of Gres", lambda: self._write_gres_now(change, view))
+    def _apply(self, change: NodeChange, view: SlurmView) -> None:
+        node, model = change.node, self.settings.names[change.node].model
+        self.state = replace(self.state, changed_s={**self.state.changed_s, node: self.engine.now_s()})
+        if self._is_allowed(change, view, "apply", f"{shown(change.new)} through mig-parted", "apply"):
+            with self._failing(change, "apply"):
+                self.node_side.apply(node, model, change.new)
+                self.node_side.require(node, model, change.new)  # Slurm must not hear of a layout that is not there
+                self._put(change.at("gres", self.engine.now_s()))
 
     def _prepare(self, change: NodeChange, view: SlurmView) -> None:
         """From here on a dynamic node's slurmd registers drained, however it is restarted."""
-        self._log("write gres", change.node, f"slurmd --conf: {parameters(change)}")
-        if self._is_changed(change.node, view):
-            return
-        self.node_side.write_gres(change.node)
-        self.node_side.register(change.node, parameters(change))
-        self._put(change.at("register", self._now_s()))
+        with self._failing(change, "registration"):
+            if self._is_allowed(change, view, "write gres", f"slurmd --conf: {parameters(change)}"):
+                self.node_side.write_gres(change.node)
+                self.node_side.register(change.node, parameters(change))
+                self._put(change.at("register", self.engine.now_s()))
 
     def _delete(self, change: NodeChange, view: SlurmView) -> bool:
-        self._log("delete", change.node, f"a dynamic node, to register again with {with_new_gpus(change)}")
-        return self._is_changed(change.node, view) or not self.slurm.delete(change.node)
+        why = f"a dynamic node, to register again with {with_new_gpus(change)}"
+        return not self._is_allowed(change, view, "delete", why) or not self.slurm.delete(change.node)
 
-    def _register(self, change: NodeChange, view: SlurmView) -> bool:
-        self._log("register", change.node, parameters(change))
-        if self._is_changed(change.node, view):
-            return True
-        if self._try(change, "registration", lambda: self.node_side.register(change.node, parameters(change))):
-            until_s = self.clock() + REGISTER_S
-            while change.node not in self.slurm.view(self._now_s()).nodes and self.clock() < until_s:
+    def _register(self, change: NodeChange, view: SlurmView) -> None:
+        if not self._is_allowed(change, view, "register", parameters(change)):
+            return
+        with self._failing(change, "registration"):
+            self.node_side.register(change.node, parameters(change))
+            until_s = self.engine.clock() + REGISTER_S
+            while change.node not in self._view().nodes and self.engine.clock() < until_s:
                 self.sleep(POLL_S)
-        return True
 
     def _mark(self, change: NodeChange, view: SlurmView) -> bool:
-        self._log("drain", change.node, f"again: {change.reason}")
-        self._put(change.at("settle", self._now_s()))
-        return self._is_changed(change.node, view) or not self.slurm.drain(change.node, change.reason)
+        is_allowed = self._is_allowed(change, view, "drain", f"again: {change.reason}", "settle")
+        return not is_allowed or not self._tell("drain", change.node, change.reason)
 
-    def _settle(self, change: NodeChange, view: SlurmView) -> bool:
-        self._log("settle", change.node, f"slurmd --conf: {parameters(change, is_drained=False)}")
-        return self._is_changed(change.node, view) or self._try(
-            change, "registration", lambda: self._settle_now(change)
-        )
+    def _settle(self, change: NodeChange, view: SlurmView) -> None:
+        if self._is_allowed(change, view, "settle", f"slurmd --conf: {parameters(change, is_drained=False)}"):
+            with self._failing(change, "registration"):
+                self.node_side.register(change.node, parameters(change, is_drained=False))
+                self._put(change.at("verify", self.engine.now_s()))
 
-    def _settle_now(self, change: NodeChange) -> None:
-        self.node_side.register(change.node, parameters(change, is_drained=False))
-        self._put(change.at("verify", self._now_s()))
-
-    def _write_gres_now(self, change: NodeChange, view: SlurmView) -> None:
-        text = self.include.read()
-        self._require_no_other_change(gres_of_nodes(text), view)
-        new = with_node_gres(text, change.node, change.new_gpus)
-        self._log("write gres", change.node, f"{self.include.path}: {gres_of_nodes(new)[change.node]}")
-        if new != text:
-            self.include.write(new)
-        self.node_side.distribute(change.node)
-        self.node_side.write_gres(change.node)
-        self._put(change.at("reconfigure", self._now_s()))
+    def _write_gres(self, change: NodeChange, view: SlurmView) -> None:
+        with self._failing(change, "write of Gres"):
+            text = self.include.read()
+            self._require_no_other_change(gres_of_nodes(text), view)
+            new = with_node_gres(text, change.node, change.new_gpus)
+            self._log("write gres", change.node, f"{self.include.path}: {gres_of_nodes(new)[change.node]}")
+            if new != text:
+                self.include.write(new)
+            self.node_side.distribute(change.node)
+            self.node_side.write_gres(change.node)
+            self._put(change.at("reconfigure", self.engine.now_s()))
 
     def _require_no_other_change(self, written: dict[str, str], view: SlurmView) -> None:
         """A reconfigure with another Gres of a busy node would end its jobs. Raises CommandError."""
@@ -326,55 +321,45 @@ class MigRun:
                     "correct that line first",
                 )
 
-    def _reconfigure(self, change: NodeChange, view: SlurmView) -> bool:
+    def _reconfigure(self, change: NodeChange, view: SlurmView) -> None:
         self._log("reconfigure", change.node, "Slurm reads the new Gres")
-        return self._try(change, "reconfigure", lambda: self._reconfigure_now(change, view))
+        with self._failing(change, "reconfigure"):
+            written = gres_of_nodes(self.include.read())
+            self._require_no_other_change(written, view)
+            if self._is_as_in(view, change.node, written.keys()):
+                self.slurm.reconfigure(self.node_side)
+                self._put(change.at("verify", self.engine.now_s()))
 
-    def _reconfigure_now(self, change: NodeChange, view: SlurmView) -> None:
-        written = gres_of_nodes(self.include.read())
-        self._require_no_other_change(written, view)
-        if self._is_changed(change.node, view, written.keys()):
-            return
-        self.slurm.reconfigure(self.node_side)
-        self._put(change.at("verify", self._now_s()))
-
-    def _verify(self, change: NodeChange) -> bool:
+    def _verify(self, change: NodeChange, _: SlurmView) -> bool:
         """Ask the node itself, look at Slurm once more, and only then resume."""
-        self._log("verify", change.node, f"{shown(change.goal)} on the node")
-        model = self.settings.names[change.node].model
-        if not self._try(change, "assert", lambda: self.node_side.require(change.node, model, change.goal)):
+        node = change.node
+        self._log("verify", node, f"{shown(change.goal)} on the node")
+        with self._failing(change, "assert"):
+            self.node_side.require(node, self.settings.names[node].model, change.goal)
+        if self.state.changes[node].fault:
             return True
-        view = self.slurm.view(self._now_s())
-        seen = view.sight(change.node)
+        view = self._view()
+        seen = view.sight(node)
         if seen is None or not seen.reason.startswith(change.reason) or unlike(change, seen):
             return True  # the next step says what is wrong
         if change.stage != "resume":
-            change = change.at("resume", self._now_s())
-        self._log("resume", change.node, "verified")
+            change = change.at("resume", self.engine.now_s())
+        self._log("resume", node, "verified")
         self._put(change)
-        return self._is_changed(change.node, view) or not self.slurm.resume(change.node)
-
-    def _try(self, change: NodeChange, what: str, order: Callable[[], None]) -> bool:
-        """Whether an order succeeded; the change has failed where not."""
-        try:
-            order()
-        except AlmanacError as error:
-            self._fail(self.state.changes[change.node], f"{what}: {error}")
-            return False
-        return True
+        return not self._is_as_in(view, node) or not self._tell("resume", node)
 
     def _fail(self, change: NodeChange, why: str) -> None:
         failed = replace(change, fault=printable(why, MOST_FAULT))
         self._log("fail", change.node, printable(why, 500))
         self._put(failed)
         for _ in range(MOST_LOOKS):
-            view = self.slurm.view(self._now_s())
+            view = self._view()
             seen = view.sight(change.node)
             came_back_open = seen is not None and not seen.is_drained and change.stage in ("register", "settle")
             if not seen or not (is_own_drain(change, seen) or came_back_open):
                 break
-            if not self._is_changed(change.node, view):
-                self.slurm.drain(change.node, failed.failed_reason)
+            if self._is_as_in(view, change.node):
+                self._tell("drain", change.node, failed.failed_reason)
                 break
             self._log("fail", change.node, printable(why, 500))
         self.outcomes[change.node] = Outcome(change.node, "failed", printable(why, 500), failed)
@@ -383,72 +368,27 @@ class MigRun:
         words = {Action.DONE: "undone" if change.is_undone else "done", Action.DROP: "dropped", Action.LEAVE: "left"}
         self._log(words[step.action], change.node, step.why or shown(change.goal))
         self.state = self.state.without(change.node)
-        self.folder.save(self.state)
+        self.engine.folder.save(self.state)
         self.outcomes[change.node] = Outcome(change.node, words[step.action], step.why, change)
 
     def _refuse(self, changes: Sequence[LayoutChange], why: str) -> None:
         for each in changes:
             self.outcomes.setdefault(each.node, Outcome(each.node, "refused", why))
 
-    def _why_not(self, change: LayoutChange, view: SlurmView, is_patient: bool) -> str:
-        node, names = view.nodes.get(change.node), self.settings.names.get(change.node)
-        if node is None or names is None:
-            return "Slurm does not list it" if names else "it is not in mig.nodes, or it is excluded"
-        if why := refusal(node, list(view.nodes.values()), self._around(view), self._now_s(), is_patient):
-            return why
-        if why := check_layout(names.model, change.new):
-            return why
-        if names.types(change.old) != gpu_types(node.gres):
-            return f"Slurm has Gres={node.gres}, and the plan begins at {shown(change.old)}"
-        if change.new == change.old:
-            return "the layout is the same"
-        try:
-            if self.node_side.export(change.node, names.model, node.gres) != change.old:
-                return "the node itself has another layout than the plan begins at"
-            if DYNAMIC in node.states:
-                return "" if self.settings.config.register_command else NO_COMMAND
-            with_node_gres(self.include.read(), change.node, names.types(change.new))
-        except AlmanacError as error:
-            return printable(f"{error}; {error.hint}", 300)
-        return ""
-
-    def _new_change(self, each: LayoutChange, view: SlurmView) -> NodeChange:
-        names, now_s, node = self.settings.names[each.node], self._now_s(), view.nodes[each.node]
-        return NodeChange(
-            node=each.node,
-            model=names.model.name,
-            old=each.old,
-            new=each.new,
-            old_gpus=dict(names.types(each.old)),
-            new_gpus=dict(names.types(each.new)),
-            begun_s=now_s,
-            stage_s=now_s,
-            dynamic_gres=node.gres if DYNAMIC in node.states else "",
-        )
-
-    def _around(self, view: SlurmView, own: str = "") -> Surroundings:
+    def _gate(self, view: SlurmView, own: str = "") -> ChangeGate:
         """own: the node whose own change does not stand in its way."""
-        return Surroundings(
-            managed=self.settings.names.keys(),
-            busy=view.busy,
-            reserved=view.reserved,
-            under_change={name for name in self.state.changes if name != own},
-            changed_s=self.state.changed_s,
-            wanted=self.wanted,
-        )
+        return ChangeGate(self.settings, view, self.state.without(own), self.wanted, self.engine.now_s())
+
+    def _view(self) -> SlurmView:
+        return self.slurm.view(self.engine.now_s())
 
     def _put(self, change: NodeChange) -> None:
         self.state = self.state.with_change(change)
-        self.folder.save(self.state)
+        self.engine.folder.save(self.state)
+
+    def _tell(self, state: NodeState, node: str, reason: str = "") -> list[str]:
+        """Tell Slurm. Returns what it said against it."""
+        return self.engine.backend.set_node_state([node], state, reason)
 
     def _log(self, what: str, node: str, why: str) -> None:
-        self.folder.log.append([self._row(what, node, why, "apply")], self._now_s())
-
-    def _row(self, what: str, node: str, why: str, mode: MigMode) -> dict[str, object]:
-        return {
-            "time_s": self._now_s(), "cluster": self.cluster, "what": what, "node": node, "why": why, "mode": mode,
-            "almanac": __version__,
-        }  # fmt: skip
-
-    def _now_s(self) -> int:
-        return int(self.clock())
+        self.engine.record([self.engine.row(what, [node], why)])

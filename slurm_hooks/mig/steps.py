@@ -1,4 +1,4 @@
-"""What comes next in the change of one node's layout, from what was done and what Slurm shows. Pure.
+"""The next step in the change of one node's layout, from the steps done and the node in Slurm. Pure.
 
     drain -> wait -> apply -> gres -> reconfigure -> verify -> resume
              wait -> verify (of the old layout) -> resume        if a job that came before the drain does not end
@@ -15,26 +15,33 @@ order can be given again. Where one fails, the node stays drained and its reason
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from slurm_hooks.mig.layouts import Layout, gpu_types, named_types, shown
+from almanac.tres import gpu_types, named_types, with_gpus
+from slurm.states import NODE_ASLEEP, NODE_DOWN, NODE_DRAINED, NODE_REBOOTING, NODE_WAKING
+from slurm_hooks.mig.layouts import Layout, shown
+from slurm_hooks.nodes.engine import Count, NodesState
 
 Stage = Literal["drain", "wait", "apply", "gres", "reconfigure", "register", "settle", "verify", "resume"]
 PREFIX = "almanac mig:"
 FAILED = "almanac mig failed:"
-"""How the reason of a node begins that stays drained."""
+"""Begins the reason of a node that stays drained."""
 NEW_REASON = "almanac-mig"
 """The reason that a dynamic node registers with; 22.05 drops it."""
 SLURM_REASON = "gres/"
-"""How Slurm's own reason begins, in place of ours, where slurmd has other Gres than slurmctld (24.11)."""
+"""Begins Slurm's own reason, in place of ours, if slurmd has other Gres than slurmctld (24.11)."""
+NO_COMMAND = "it is a dynamic node, and mig.register_command is empty (docs/mig-layouts.md)"
+_SOCKETS = re.compile(r"\([^()]*\)")
 MOST_REASON = 240
-_STRANGE = frozenset(
-    {"DOWN", "ERROR", "INVALID_REG", "INVAL", "UNKNOWN", "NOT_RESPONDING", "FUTURE", "FAIL", "POWERED_DOWN",
-     "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
-)  # fmt: skip
+JOB_WAIT_S = 300
+"""Seconds to wait for a job that reached the node before the drain; then the node is resumed."""
+VERIFY_S = 180
+"""Seconds until Slurm must show the new layout: slurmd restarts and registers within one."""
+_STRANGE = NODE_DOWN | NODE_ASLEEP | NODE_WAKING | NODE_REBOOTING | {"NOT_RESPONDING"}
 """States that a node must not have to be resumed."""
 
 
@@ -43,7 +50,7 @@ class NodeChange:
     """The change of one node, as it is remembered. begun_s: when it was decided; stage_s: when the stage began.
 
     old_gpus, new_gpus: GPUs of each GRES type. is_undone: the old layout stays, and nothing was ordered on the node.
-    fault: why it failed; "" where it has not. A failed change is remembered until the node is resumed. is_patient: the
+    fault: why it failed; "" if it has not. A failed change is remembered until the node is resumed. is_patient: the
     node was drained with jobs on it, which may take as long as they like. dynamic_gres: a dynamic node's Gres
     as it was; "" for a node of slurm.conf.
     """
@@ -52,11 +59,11 @@ class NodeChange:
     model: str
     old: Layout
     new: Layout
-    old_gpus: Mapping[str, int]
-    new_gpus: Mapping[str, int]
-    begun_s: int
+    old_gpus: Mapping[str, Count]
+    new_gpus: Mapping[str, Count]
+    begun_s: Count
     stage: Stage = "drain"
-    stage_s: int = 0
+    stage_s: Count = 0
     is_undone: bool = False
     fault: str = ""
     is_patient: bool = False
@@ -64,7 +71,7 @@ class NodeChange:
 
     @property
     def waits_for_jobs(self) -> bool:
-        """Whether the node only takes no more jobs so far, and can be given back at once."""
+        """True if the node only takes no more jobs so far, and can be given back at once."""
         return self.is_patient and self.stage in ("drain", "wait") and not self.is_undone and not self.fault
 
     @property
@@ -90,10 +97,35 @@ class NodeChange:
 
 
 @dataclass(frozen=True)
-class NodeSight:
-    """What Slurm shows of a node. gres: as configured; gres_used: by type as slurmctld counts it, "" where not shown.
+class MigState(NodesState):
+    """The state file of layout changes.
 
-    refusal: why a change must not begin now, "" where it may: see gate.py.
+    changes: by node, those under way and those that failed. changed_s: time of the last order to change each node's
+    layout, unix seconds. released_s: time at which each job that waited for a vanished type was last released.
+    """
+
+    DOING = "is changing MIG layouts"
+    HINT = 'check who wrote it, and nodes whose reason begins with "almanac mig"; then remove it'
+    changes: Mapping[str, NodeChange] = field(default_factory=dict)
+    changed_s: Mapping[str, Count] = field(default_factory=dict)
+    released_s: Mapping[str, Count] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(name != each.node for name, each in self.changes.items()):
+            raise ValueError("a change of another node than its name")
+
+    def with_change(self, change: NodeChange) -> MigState:
+        return replace(self, changes={**self.changes, change.node: change})
+
+    def without(self, node: str) -> MigState:
+        return replace(self, changes={name: each for name, each in self.changes.items() if name != node})
+
+
+@dataclass(frozen=True)
+class NodeSight:
+    """A node in Slurm. gres: as configured; gres_used: by type as slurmctld counts it, "" if not shown.
+
+    refusal: why a change must not begin now, "" if it may: see planning.ChangeGate.
     """
 
     states: frozenset[str]
@@ -106,19 +138,11 @@ class NodeSight:
 
     @property
     def is_drained(self) -> bool:
-        return bool(self.states & {"DRAIN", "DRAINING", "DRAINED"})
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Seconds: job_wait_s for jobs that came before the drain, verify_s for Slurm to show the new layout."""
-
-    job_wait_s: int
-    verify_s: int
+        return bool(self.states & NODE_DRAINED)
 
 
 class Action(Enum):
-    """What to do next. KEEP: the node stays drained as it is. LEAVE: it is somebody else's now, and forgotten.
+    """The next thing to do. KEEP: the node stays drained as it is. LEAVE: it is somebody else's now, and forgotten.
 
     Of dynamic nodes: MARK gives a new drain its reason, SETTLE ends the registration as drained.
     """
@@ -149,21 +173,21 @@ class Step:
     why: str = ""
 
 
-def next_step(change: NodeChange, seen: NodeSight | None, now_s: int, limits: StepLimits) -> Step:
-    """What to do next with a node. seen: None where Slurm does not list it."""
+def next_step(change: NodeChange, seen: NodeSight | None, now_s: int) -> Step:
+    """Return the next step for a node. seen: None if Slurm does not list it."""
     if change.fault:
         return _failed(change, seen)
     if change.stage in ("register", "settle"):
-        return _registering(change, seen, now_s, limits)
+        return _registering(change, seen, now_s)
     if seen is None and change.dynamic_gres and change.stage in ("apply", "gres"):
         return Step(Action.APPLY if change.stage == "apply" else Action.WRITE_GRES)  # no job runs on a deleted node
     if seen is None:
-        return _unlisted(change, now_s, limits)
+        return _unlisted(change, now_s)
     is_prepared = change.stage == "gres" and is_own_drain(change, seen)
     if not (is_prepared or (seen.is_drained and seen.reason.startswith(change.reason))):
         return _not_ours(change, seen)
     if change.stage in ("drain", "wait"):
-        return _waiting(change, seen, now_s, limits)
+        return _waiting(change, seen, now_s)
     if seen.has_jobs and not change.is_undone:
         return Step(Action.FAIL, f"a job is on the node, which was drained, at stage {change.stage}")
     if change.stage == "apply":
@@ -173,7 +197,7 @@ def next_step(change: NodeChange, seen: NodeSight | None, now_s: int, limits: St
     if change.stage == "reconfigure":
         return Step(Action.RECONFIGURE)
     wrong = unlike(change, seen)
-    is_late = now_s - change.stage_s > limits.verify_s
+    is_late = now_s - change.stage_s > VERIFY_S
     if not wrong and not (change.stage == "resume" and is_late):
         return Step(Action.VERIFY)
     wrong = wrong or "Slurm did not resume the node"
@@ -183,7 +207,7 @@ def next_step(change: NodeChange, seen: NodeSight | None, now_s: int, limits: St
 
 
 def unlike(change: NodeChange, seen: NodeSight) -> str:
-    """Why Slurm does not show the layout that the node must have; "" where it does."""
+    """Return the difference between the node in Slurm and the layout that it must have; "" without one."""
     if strange := sorted(seen.states & _STRANGE):
         return f"Slurm shows {'+'.join(strange)}"
     gpus = gpu_types(seen.gres)
@@ -204,16 +228,16 @@ def _failed(change: NodeChange, seen: NodeSight | None) -> Step:
 
 
 def is_own_drain(change: NodeChange, seen: NodeSight) -> bool:
-    """Whether the drain is this change's, and no failure is written on it."""
+    """Return True if the drain is this change's, and no failure is written on it."""
     if not seen.is_drained or seen.reason.startswith(change.reason):
         return seen.is_drained
     is_other = seen.reason.startswith(SLURM_REASON) and change.stage in ("gres", "register", "settle")
     return bool(change.dynamic_gres) and (seen.reason in ("", NEW_REASON) or is_other)
 
 
-def _registering(change: NodeChange, seen: NodeSight | None, now_s: int, limits: StepLimits) -> Step:
+def _registering(change: NodeChange, seen: NodeSight | None, now_s: int) -> Step:
     """Of a dynamic node that is deleted and comes back drained, with its new Gres."""
-    is_late = now_s - change.stage_s > limits.verify_s
+    is_late = now_s - change.stage_s > VERIFY_S
     if seen is None:
         return Step(Action.FAIL, "the node did not register again") if is_late else Step(Action.REGISTER)
     if not seen.is_drained:
@@ -238,10 +262,10 @@ def _deletion(seen: NodeSight, is_late: bool) -> Step:
     return Step(Action.FAIL, why) if is_late else Step(Action.DELETE)
 
 
-def _unlisted(change: NodeChange, now_s: int, limits: StepLimits) -> Step:
+def _unlisted(change: NodeChange, now_s: int) -> Step:
     if change.stage == "drain":
         return Step(Action.DROP, "Slurm does not list the node")
-    if now_s - change.stage_s > limits.verify_s:
+    if now_s - change.stage_s > VERIFY_S:
         return Step(Action.FAIL, "Slurm does not list the node")
     return Step(Action.WAIT, "Slurm does not list the node")
 
@@ -262,17 +286,31 @@ def _not_ours(change: NodeChange, seen: NodeSight) -> Step:
     return Step(Action.LEAVE, f"{who}, at stage {change.stage}; check its layout and its Gres")
 
 
-def _waiting(change: NodeChange, seen: NodeSight, now_s: int, limits: StepLimits) -> Step:
+def _waiting(change: NodeChange, seen: NodeSight, now_s: int) -> Step:
     if seen.is_reserved:
         return Step(Action.UNDO, "the node was reserved meanwhile")
     if change.is_patient and seen.refusal:
         return Step(Action.UNDO, seen.refusal)
     if not seen.has_jobs:
         return Step(Action.APPLY)
-    if change.stage == "wait" and not change.is_patient and now_s - change.stage_s > limits.job_wait_s:
-        return Step(Action.UNDO, f"a job that began before the drain runs for more than {limits.job_wait_s} s")
+    if change.stage == "wait" and not change.is_patient and now_s - change.stage_s > JOB_WAIT_S:
+        return Step(Action.UNDO, f"a job that began before the drain runs for more than {JOB_WAIT_S} s")
     return Step(Action.WAIT, "a job that began before the drain is running")
 
 
 def _listed(gpus: Mapping[str, int]) -> str:
     return ",".join(f"{name or 'gpu'}:{number}" for name, number in sorted(gpus.items())) or "no GPU"
+
+
+def with_new_gpus(change: NodeChange) -> str:
+    """Gres= of the node with its new GPUs; other GRES stay, without the sockets that Slurm shows in parentheses."""
+    return with_gpus(_SOCKETS.sub("", change.dynamic_gres), change.new_gpus)
+
+
+def parameters(change: NodeChange, is_drained: bool = True) -> str:
+    """Return the words that slurmd adds to its own `--conf`.
+
+    is_drained: a node that Slurm does not know comes up drained, so no job can start before it is verified.
+    """
+    gres = f"Gres={with_new_gpus(change)}"
+    return f"{gres} State=DRAIN Reason={NEW_REASON}" if is_drained else gres

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from almanac.errors import ConfigError
 from almanac.units import printable
-from telemetry.slurm import hostlist
+from slurm import hostlist
 
 MAX_BYTES = 1 << 20
 _ADDRESS = re.compile(r"[A-Za-z0-9_\[{][A-Za-z0-9_.:{}\[\]-]*")
@@ -29,7 +29,7 @@ Command = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class BmcError(Exception):
-    """What a BMC said, or did not say. is_final: another try would fail in the same way."""
+    """A fault of a BMC, or its silence. is_final: another try would fail in the same way."""
 
     def __init__(self, message: str, is_final: bool = False) -> None:
         super().__init__(message)
@@ -135,7 +135,6 @@ def read_bmc_file(path: Path, handle: int) -> BmcFile:
         place = re.search(r"\(at [^)]*\)", str(error))
         raise ConfigError(f"{path}: not TOML {place[0] if place else ''}".rstrip(), "correct the file") from None
     try:
-        _refuse_wol(data)
         file = convert(data, BmcFile)
         file.by_node  # noqa: B018 - reads the host lists
     except ValidationError as error:
@@ -156,18 +155,6 @@ def node_names(text: str, where: str) -> tuple[str, ...]:
     if not names or not all(_NODE.fullmatch(name) for name in names):
         raise ConfigError(f"{where}: {printable(text[:80])!r} is not a list of node names", todo)
     return names
-
-
-def _refuse_wol(data: dict[str, object]) -> None:
-    """Raise ConfigError for method "wol", which 0.1.0 had during its development. Goes with release 0.2."""
-    tables = data.get("bmc")
-    for number, table in enumerate(tables if isinstance(tables, list) else []):
-        if isinstance(table, dict) and table.get("method") == "wol":
-            raise ConfigError(
-                f'bmc[{number}]: method "wol" is gone: almanac no longer sends Wake-on-LAN packets itself',
-                'write method = "command", and on_command = ["/usr/bin/wakeonlan", "MAC ADDRESS"] in a table for each '
-                "node; off_command and status_command stay; remove mac and broadcast (docs/power-programs.md)",
-            )
 
 
 def _check(bmc: Table, where: str) -> None:

@@ -1,43 +1,140 @@
-"""Slurm's nodes as the selection sees them: every state as flags, and what is not known is never acted on."""
+"""Slurm's nodes as the selection sees them, what almanac remembers of them, and the orders of one run to a node set.
+
+Slurm is asked first: whose sleep it is stands in the node's reason. The state holds what Slurm does not keep: power
+cycles of the last day, failed wake-ups, wake-ups of each node set, and what SuspendExcNodes was before almanac wrote
+it. Every state is a flag, and what is not known is never acted on. Orders are pure: first what earlier runs began
+(nodes that did not wake), then the target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Annotated
 
-from advisor.decisions.power_nodes import NodeFlag, PowerNode
+from msgspec import Meta
+
+from advisor.power.decide import NodeFlag, NodePlan, PowerLimits, PowerNode, may_power_down, select_nodes
 from almanac.config import Tier
 from almanac.tres import parse_gpus
-from slurm_hooks.power.memory import NO_MEMORY, NodeState
-from telemetry.slurm.backend import Node, Reservation
-from telemetry.slurm.node_states import without_fulfilled
+from almanac.units import DAY_S
+from slurm.backend import Reservation
+from slurm.nodes import SlurmNode
+from slurm.states import (
+    MAINTENANCE,
+    NODE_BUSY,
+    NODE_DRAINED,
+    NODE_REBOOTING,
+    NODE_TOLD_OFF,
+    NODE_UP,
+    NODE_WAKING,
+    without_fulfilled,
+)
+from slurm_hooks.nodes.engine import Count, NodesState
 
+MAX_TIMES = 2000
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 REASON = "almanac: power saving"
 """Reason of the nodes that almanac powers down. Slurm keeps it until the node wakes, so that whose sleep it is survives
 a lost state file."""
 DID_NOT_WAKE = "almanac: did not wake"
-"""How the reason of a quarantined node begins."""
+"""Begins the reason of a quarantined node."""
 RESUME_FAILED = "ResumeTimeout reached"
 """Slurm's reason for a node that was down when ResumeTimeout had passed (22.05 to 26.05)."""
 
 _NO_FLAG = NodeFlag(0)
-_FLAGS = {
-    "IDLE": _NO_FLAG, "CLOUD": _NO_FLAG, "DYNAMIC_NORM": _NO_FLAG,
-    "ALLOCATED": NodeFlag.BUSY, "MIXED": NodeFlag.BUSY, "COMPLETING": NodeFlag.BUSY, "PLANNED": NodeFlag.BUSY,
-    "BLOCKED": NodeFlag.BUSY,
-    "RESERVED": NodeFlag.RESERVED, "MAINT": NodeFlag.MAINTENANCE, "MAINTENANCE": NodeFlag.MAINTENANCE,
-    "REBOOT_REQUESTED": NodeFlag.MAINTENANCE, "REBOOT_ISSUED": NodeFlag.MAINTENANCE,
-    "DRAIN": NodeFlag.DRAINED, "DRAINING": NodeFlag.DRAINED, "DRAINED": NodeFlag.DRAINED, "FAIL": NodeFlag.DRAINED,
-    "DOWN": NodeFlag.DOWN, "ERROR": NodeFlag.DOWN, "INVALID_REG": NodeFlag.DOWN, "NOT_RESPONDING": NodeFlag.DOWN,
-    "POWERED_DOWN": NodeFlag.ASLEEP,
-    "POWERING_DOWN": NodeFlag.ASLEEP | NodeFlag.POWERING_DOWN, "POWER_DOWN": NodeFlag.ASLEEP | NodeFlag.POWERING_DOWN,
-    "POWER_DRAIN": NodeFlag.ASLEEP | NodeFlag.POWERING_DOWN,
-    "POWERING_UP": NodeFlag.BOOTING, "POWER_UP": NodeFlag.BOOTING,
-}  # fmt: skip
+_MEANINGS: tuple[tuple[frozenset[str], NodeFlag], ...] = (
+    (frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM"}), _NO_FLAG),
+    (NODE_BUSY | {"PLANNED", "BLOCKED"}, NodeFlag.BUSY),
+    (frozenset({"RESERVED"}), NodeFlag.RESERVED),
+    (MAINTENANCE | NODE_REBOOTING, NodeFlag.MAINTENANCE),
+    (NODE_DRAINED | {"FAIL"}, NodeFlag.DRAINED),
+    (frozenset({"DOWN", "ERROR", "INVALID_REG", "NOT_RESPONDING"}), NodeFlag.DOWN),
+    (frozenset({"POWERED_DOWN"}), NodeFlag.ASLEEP),
+    (NODE_TOLD_OFF | {"POWERING_DOWN"}, NodeFlag.ASLEEP | NodeFlag.POWERING_DOWN),
+    (NODE_WAKING, NodeFlag.BOOTING),
+)
+_FLAGS = {state: flag for states, flag in _MEANINGS for state in states}
 """PLANNED: the backfill scheduler means to start a job there. A state that is not listed is UNKNOWN."""
-_BASE = frozenset({"IDLE", "ALLOCATED", "MIXED", "DOWN", "ERROR"})
+_BASE = NODE_UP | {"DOWN", "ERROR"}
 _SLEEP_OR_BOOT = NodeFlag.ASLEEP | NodeFlag.BOOTING
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node's power record.
+
+    downs_s: power-downs of the last day, unix seconds. changed_s: last order. is_ours: powered down by almanac, and not
+    seen up since. is_told: Slurm was also seen to have taken the order. retries: orders to wake it again.
+    quarantined_s: time of its quarantine, else None.
+    """
+
+    downs_s: tuple[Count, ...] = ()
+    changed_s: Count | None = None
+    is_ours: bool = False
+    retries: Count = 0
+    quarantined_s: Count | None = None
+    is_told: bool = False
+
+    def cycles(self, now_s: int) -> int:
+        return sum(now_s - DAY_S < time_s for time_s in self.downs_s)
+
+    def told_down(self, now_s: int) -> NodeState:
+        kept = tuple(time_s for time_s in self.downs_s if now_s - DAY_S < time_s)
+        return NodeState((*kept, now_s), now_s, is_ours=True)
+
+
+NO_MEMORY = NodeState()
+
+
+@dataclass(frozen=True)
+class NodeSetState:
+    """A node set's power record.
+
+    wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. short_s: runs that saw more nodes wanted
+    than up. asleep: the nodes that slept when the last run ended. target: of the last run; None: no change. forecast:
+    of the last run, (quantile, nodes) of the highest demand within the horizon; empty if there was none.
+    """
+
+    wakes_s: tuple[Count, ...] = ()
+    short_s: tuple[Count, ...] = ()
+    asleep: tuple[str, ...] = ()
+    target: Count | None = None
+    forecast: tuple[tuple[Finite, Finite], ...] = ()
+
+
+@dataclass(frozen=True)
+class PowerState(NodesState):
+    """The whole file. since_s: first run. exceptions: SuspendExcNodes without almanac's entries, None while almanac
+    never wrote it; told: what almanac wrote there, the newest last.
+    """
+
+    DOING = "is powering nodes"
+    HINT = "check who wrote it, then remove it; powered-down nodes stay known by their reason in Slurm"
+    since_s: Count = 0
+    run_s: Count = 0
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    sets: Mapping[str, NodeSetState] = field(default_factory=dict)
+    exceptions: str | None = None
+    told: tuple[str, ...] = ()
+
+    def of(self, name: str) -> NodeState:
+        return self.nodes.get(name, NO_MEMORY)
+
+    def set_of(self, name: str) -> NodeSetState:
+        return self.sets.get(name, NodeSetState())
+
+    def with_nodes(self, changed: Mapping[str, NodeState]) -> PowerState:
+        """A node with nothing to remember is forgotten."""
+        whole = {**self.nodes, **changed}
+        return replace(
+            self, nodes={name: each for name, each in whole.items() if each is not NO_MEMORY and each != NO_MEMORY}
+        )
+
+    def with_set(self, name: str, memory: NodeSetState) -> PowerState:
+        short = replace(memory, wakes_s=memory.wakes_s[-MAX_TIMES:], short_s=memory.short_s[-MAX_TIMES:])
+        return replace(self, sets={**self.sets, name: short})
 
 
 @lru_cache(maxsize=1024)
@@ -55,8 +152,8 @@ def flags_of(states: frozenset[str]) -> NodeFlag:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What decides, beside its own state, whether a node can be touched.
+class PowerSurroundings:
+    """Reasons outside a node's own state to leave it alone.
 
     excluded: stay on. reserved_soon: a reservation starts before the node could be back. takes_any: nodes that sleep
     without a reason are almanac's, too (Slurm powers them down by almanac's count).
@@ -69,20 +166,25 @@ class Surroundings:
     takes_any: bool = False
 
 
-def is_ours(node: Node, around: Surroundings) -> bool:
-    """Whether almanac powered a sleeping node down, so that it can wake it. Others' sleepers are left alone."""
+def is_ours(node: SlurmNode, around: PowerSurroundings) -> bool:
+    """Return True if almanac powered a sleeping node down, so that it can wake it. Others' sleepers are left alone."""
     if node.reason:
         return node.reason.startswith(REASON)
     return around.takes_any or around.memory.get(node.name, NO_MEMORY).is_ours
 
 
-def power_nodes(names: Sequence[str], nodes: Mapping[str, Node], around: Surroundings, now_s: int) -> list[PowerNode]:
+def power_nodes(
+    names: Sequence[str], nodes: Mapping[str, SlurmNode], around: PowerSurroundings, now_s: int
+) -> list[PowerNode]:
     """The nodes of these names for `select_nodes`. A name that Slurm does not list is UNKNOWN."""
-    ranks = _tier_ranks(around.tiers)
+    capacities = sorted({tier.capacity_mib for tier in around.tiers})
+    ranks = {capacity: rank for rank, capacity in enumerate(capacities)}  # GPUs with more memory are the scarcer ones
     return [_power_node(name, nodes.get(name), around, ranks, now_s) for name in names]
 
 
-def _power_node(name: str, node: Node | None, around: Surroundings, ranks: Mapping[int, int], now_s: int) -> PowerNode:
+def _power_node(
+    name: str, node: SlurmNode | None, around: PowerSurroundings, ranks: Mapping[int, int], now_s: int
+) -> PowerNode:
     if node is None:
         return PowerNode(name, 0, NodeFlag.UNKNOWN)
     flags = flags_of(node.states)
@@ -104,12 +206,7 @@ def _power_node(name: str, node: Node | None, around: Surroundings, ranks: Mappi
     )
 
 
-def _tier_ranks(tiers: Sequence[Tier]) -> dict[int, int]:
-    """GPUs with more memory are the scarcer ones."""
-    return {capacity: rank for rank, capacity in enumerate(sorted({tier.capacity_mib for tier in tiers}))}
-
-
-def _is_of(node: Node, tier: Tier) -> bool:
+def _is_of(node: SlurmNode, tier: Tier) -> bool:
     if tier.constraint:
         return tier.constraint in node.features
     if tier.partition:
@@ -122,3 +219,175 @@ def reserved_before(reservations: Sequence[Reservation], now_s: int, until_s: in
     return frozenset(
         name for each in reservations if each.start_s <= until_s and each.end_s > now_s for name in each.nodes
     )
+
+
+_UNFIT = NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE | NodeFlag.UNKNOWN
+_NOT_READY = _UNFIT | NodeFlag.ASLEEP
+WAKE_RETRIES = 1
+"""Orders to wake a node again before almanac quarantines it: a second boot fails only on a broken node."""
+_BELIEVED_S = 3600
+_FORGOTTEN, _SILENT = frozenset({"DOWN", "NOT_RESPONDING"}), "Not responding"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Nodes that almanac powered down and that are not back. again: to be woken again. back: they answer, and Slurm
+    calls them down all the same. give_up: to be quarantined. lost: slurmctld restarted and forgot that they were
+    powering down (22.05); they are off, and it waits for their answer: repeat the order.
+    """
+
+    again: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    give_up: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The entries of SuspendExcNodes for a node set. always: nodes that stay on whatever the count is. counted: the
+    other nodes; Slurm keeps `count` of them on.
+    """
+
+    always: tuple[str, ...]
+    counted: tuple[str, ...]
+    count: int
+
+
+def powered_apart(nodes: Sequence[PowerNode]) -> tuple[int, int]:
+    """Nodes that are powered and fit for jobs, and busy ones that are not fit (draining, reserved, about to boot)."""
+    ready = sum(not node.flags & _NOT_READY for node in nodes)
+    apart = sum(bool(node.flags & NodeFlag.BUSY and node.flags & _NOT_READY) for node in nodes)
+    return ready, apart
+
+
+def select(nodes: Sequence[PowerNode], target: int | None, active: int, limits: PowerLimits, now_s: int) -> NodePlan:
+    """The nodes for a target, which counts busy nodes that take no further job, too.
+
+    Without a target nothing powers down, and as many wake as the nodes in use and the warm minimum need.
+    """
+    wanted = max(active + limits.warm_minimum, target or 0) - powered_apart(nodes)[1]
+    plan = select_nodes(nodes, max(0, wanted), limits, now_s)
+    return replace(plan, power_down=()) if target is None else plan
+
+
+def failures_of(names: Sequence[str], nodes: Mapping[str, SlurmNode], memory: PowerState) -> Failures:
+    """Sort the nodes that did not wake by what helps. Only almanac's sleepers that nobody drained since."""
+    again, back, give_up, lost = [], [], [], []
+    for name in names:
+        node, known = nodes.get(name), memory.of(name)
+        if node is not None and _is_left_drained(node):
+            back.append(name)
+            continue
+        if node is None or not known.is_ours:
+            continue
+        if _is_forgotten(node, known):
+            lost.append(name)
+        if not _has_failed(node):
+            continue
+        if not {"POWERED_DOWN", "NOT_RESPONDING"} & node.states:
+            back.append(name)
+        elif known.retries < WAKE_RETRIES:
+            again.append(name)
+        else:
+            give_up.append(name)
+    return Failures(tuple(again), tuple(back), tuple(give_up), tuple(lost))
+
+
+def _is_forgotten(node: SlurmNode, known: NodeState) -> bool:
+    """Return True if Slurm had heard the order to power down, and the node has not booted since."""
+    is_silent = node.states == _FORGOTTEN and node.reason.startswith((_SILENT, REASON))
+    is_silent |= node.states == _FORGOTTEN | {"DRAIN"} and node.reason.startswith(REASON)
+    return known.is_told and is_silent and not _has_booted(node, known)
+
+
+def _is_left_drained(node: SlurmNode) -> bool:
+    """Return True if only the drain of our power-down is left: slurmctld restarted before the rest of it was saved."""
+    flags = flags_of(node.states)
+    is_else = flags & ~(NodeFlag.DRAINED | NodeFlag.BUSY)  # UNKNOWN, until the node answers: Slurm refuses to resume it
+    return bool(flags & NodeFlag.DRAINED) and not is_else and node.reason.startswith(REASON)
+
+
+def _has_booted(node: SlurmNode, known: NodeState) -> bool:
+    return (node.boot_s or 0) >= max(known.downs_s, default=0)
+
+
+def _has_failed(node: SlurmNode) -> bool:
+    flags = flags_of(node.states)
+    is_waiting = flags & (NodeFlag.BOOTING | NodeFlag.POWERING_DOWN | NodeFlag.DRAINED | NodeFlag.MAINTENANCE)
+    is_down = bool(flags & NodeFlag.DOWN) and not is_waiting
+    is_off = "POWERED_DOWN" in node.states and node.reason.startswith(REASON)
+    return is_down and (is_off or node.reason.startswith(RESUME_FAILED))
+
+
+def kept_on(nodes: Sequence[PowerNode], chosen: NodePlan, limits: PowerLimits, now_s: int) -> Kept:
+    """Return the exceptions that keep all nodes on but as many as are to power down.
+
+    Slurm picks them, among nodes that could be powered down by name: the others stay on by name.
+    """
+    is_free = {
+        node.name: bool(node.flags & (NodeFlag.ASLEEP | NodeFlag.BUSY | NodeFlag.BOOTING)) and not node.flags & _UNFIT
+        for node in nodes
+    }
+    counted = [node for node in nodes if is_free[node.name] or may_power_down(node, limits, now_s)]
+    names = {node.name for node in counted}
+    up = sum(not node.flags & NodeFlag.ASLEEP for node in counted)
+    return Kept(
+        always=tuple(node.name for node in nodes if node.name not in names),
+        counted=tuple(node.name for node in counted),
+        count=up + len(chosen.wake) - len(chosen.power_down),
+    )
+
+
+def observed(
+    memory: PowerState, node_set: str, nodes: Mapping[str, SlurmNode], power: Sequence[PowerNode], now_s: int
+) -> PowerState:
+    """Return the state after a look at Slurm.
+
+    A node that came up no longer counts as powered down by almanac. A node that woke without almanac's order was woken
+    by Slurm for a job.
+    """
+    changed = {each.name: _seen(memory.of(each.name), each, nodes.get(each.name), now_s) for each in power}
+    before = memory.set_of(node_set)
+    asleep = frozenset(each.name for each in power if each.flags & NodeFlag.ASLEEP)
+    is_woken = not asleep.issuperset(name for name in before.asleep if name in changed)
+    after = replace(
+        before, asleep=tuple(sorted(asleep)), wakes_s=(*before.wakes_s, now_s) if is_woken else before.wakes_s
+    )
+    return memory.with_nodes(changed).with_set(node_set, after)
+
+
+def _seen(known: NodeState, each: PowerNode, node: SlurmNode | None, now_s: int) -> NodeState:
+    if node is None or each.flags & NodeFlag.UNKNOWN:
+        return known
+    if known.quarantined_s is not None:
+        is_given_up = bool(each.flags & NodeFlag.DRAINED) and node.reason.startswith(DID_NOT_WAKE)
+        return known if is_given_up else replace(known, quarantined_s=None, retries=0)
+    is_own_sleep = each.flags & NodeFlag.ASLEEP and not each.flags & (NodeFlag.EXCLUDED | NodeFlag.DOWN)
+    if is_own_sleep and not known.is_ours:
+        return known.told_down(now_s)
+    is_up = not each.flags & (NodeFlag.ASLEEP | NodeFlag.BOOTING | NodeFlag.DOWN)
+    if is_up and known.is_told and not _has_booted(node, known) and now_s - (known.changed_s or 0) < _BELIEVED_S:
+        return known  # a slurmctld that has just restarted can show a node idle that is off
+    return replace(known, is_ours=False, is_told=False, retries=0) if is_up and known.is_ours else known
+
+
+def intended(
+    memory: PowerState, node_set: str, chosen: NodePlan, failures: Failures, target: int | None, now_s: int
+) -> PowerState:
+    """The memory before a run acts: a run that is killed then has counted its orders, heard or not."""
+    changed = {name: memory.of(name).told_down(now_s) for name in (*chosen.power_down, *failures.lost)}
+    changed |= {name: replace(memory.of(name), changed_s=now_s, is_told=False) for name in chosen.wake}
+    for name in failures.again:
+        known = memory.of(name)
+        changed[name] = replace(known, changed_s=now_s, is_told=False, retries=known.retries + 1)
+    changed |= {name: replace(memory.of(name), quarantined_s=now_s) for name in failures.give_up}
+    before = memory.set_of(node_set)
+    asleep = tuple(sorted((set(before.asleep) | set(chosen.power_down)) - set(chosen.wake)))
+    wakes_s = (*before.wakes_s, now_s) if chosen.wake else before.wakes_s
+    after = replace(before, asleep=asleep, wakes_s=wakes_s, target=target)
+    return memory.with_nodes(changed).with_set(node_set, after)
+
+
+def confirmed(memory: PowerState, heard: Iterable[str]) -> PowerState:
+    """The memory after Slurm was seen to power these nodes down."""
+    return memory.with_nodes({name: replace(memory.of(name), is_told=True) for name in heard})

@@ -1,52 +1,71 @@
-"""What one run is to do, from what Slurm says, what is remembered, and what is forecast. Nothing is written or told.
+"""The plan of one run, from Slurm's nodes, the remembered state, and the forecast. Nothing is written or sent.
 
 Node sets that cannot be decided hold: nothing of them powers down, and the nodes in use and the warm minimum stay on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode
-from advisor.demand.features import STEP_MIN
-from advisor.demand.forecast import HORIZON
-from advisor.demand.model import PowerDecision, Spent
+import numpy as np
+
+from advisor.power.decide import NodeFlag, NodePlan, PowerLimits, PowerNode
+from advisor.power.forecast import HORIZON, STEP_MIN
+from advisor.power.lifecycle import usable_demand
+from advisor.power.model import TAIL_MIN, PowerDecision, Spent
 from almanac.actions_config import ActuatorName
 from almanac.config import Config, NodeSet
 from almanac.errors import CommandError, ConfigError, StoreError
 from almanac.records import Counts
-from slurm_hooks.power.actuators import exceptions_by_count
-from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import PowerState
-from slurm_hooks.power.nodes import Surroundings, power_nodes, reserved_before
-from slurm_hooks.power.plan import (
+from almanac.units import format_duration
+from slurm.backend import SlurmBackend
+from slurm.hostlist import expand
+from slurm.node_sets import LiveDemand, live_demand, members
+from slurm.nodes import SlurmNode
+from slurm.queued_job import QueuedJob
+from slurm_hooks.nodes.engine import NodeEngine
+from slurm_hooks.power.nodes import (
     Failures,
     Kept,
-    NodeSelection,
-    Rules,
+    PowerState,
+    PowerSurroundings,
     failures_of,
     intended,
     kept_on,
     observed,
+    power_nodes,
     powered_apart,
+    reserved_before,
     select,
 )
-from slurm_hooks.power.settings import KeptOn, PowerSettings, joined, others, parse_exceptions, read_settings
-from telemetry.slurm.backend import Node, PendingJob, SlurmBackend
-from telemetry.slurm.hostlist import expand
-from telemetry.slurm.node_sets import LiveDemand, live_demand, members
+from slurm_hooks.power.settings import (
+    KeptOn,
+    PowerSettings,
+    exceptions_by_count,
+    joined,
+    others,
+    parse_exceptions,
+    read_settings,
+)
+from telemetry.power.demand import append_counts, demand_series
+from telemetry.power.series import NodeSeries
+from telemetry.power.waits import pending_run_s
+from telemetry.store.store import ClusterStore
 
 RESERVED_AHEAD_S = 3600
 """A node whose reservation starts within this time, and that of a boot, stays on; a sleeping one wakes."""
 HORIZON_MIN = HORIZON * STEP_MIN
+MINUTE_S = 60
+STALE_S = 1800
+"""Age of demand data above which nothing powers down: three power runs without a count."""
 
 
 class DemandSource(Protocol):
-    """Where decisions come from."""
+    """A source of decisions."""
 
-    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+    def run_times_s(self, pending: Sequence[QueuedJob], now_s: int) -> Mapping[int, float]:
         """Return predicted run times (s) by job id; jobs without a prediction are left out. Raises StoreError."""
         ...
 
@@ -55,14 +74,14 @@ class DemandSource(Protocol):
         ...
 
     def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
-        """How many nodes to keep. No target, and why, where there is no model or no fresh demand. Raises StoreError."""
+        """The number of nodes to keep. Without a model or fresh demand: no target, and why. Raises StoreError."""
         ...
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """What a run does with one node set. powered: nodes up or booting, busy ones included. target: None keeps what is
-    on. is_hold: nothing may power down, for the reason given. quarantined: given up by an earlier run.
+    """The orders of a run for one node set. powered: nodes up or booting, busy ones included. target: None keeps
+    what is on, for the reason given. quarantined: given up by an earlier run.
     forecast: (quantile, nodes) of the highest demand within the horizon.
     """
 
@@ -71,25 +90,30 @@ class SetPlan:
     powered: int
     target: int | None
     reason: str
-    is_hold: bool
-    chosen: NodeSelection
+    chosen: NodePlan
     failures: Failures
     quarantined: tuple[str, ...]
     kept: Kept
     limits: PowerLimits
     forecast: tuple[tuple[float, float], ...] = ()
 
+    def orders(self) -> dict[str, tuple[str, ...]]:
+        """Return the nodes of each order, by its word in the record; orders about no node are left out."""
+        chosen, failed = self.chosen, self.failures
+        found = {
+            "quarantine": failed.give_up, "power down again": failed.lost, "wake again": failed.again,
+            "resume": failed.back, "wake": chosen.wake, "power down": chosen.power_down,
+        }  # fmt: skip
+        return {what: names for what, names in found.items() if names}
+
     @property
     def acts(self) -> bool:
-        failed = self.failures
-        return bool(
-            self.chosen.wake or self.chosen.power_down or failed.again or failed.back or failed.give_up or failed.lost
-        )
+        return bool(self.orders())
 
 
 @dataclass(frozen=True)
 class PowerPlan:
-    """What one run does. exceptions: the new SuspendExcNodes; None: it stays. memory: the state after the run.
+    """The orders of one run. exceptions: the new SuspendExcNodes; None: it stays. memory: the state after the run.
 
     around: what the nodes were judged by. nodes: as Slurm showed them. held: why an operator holds almanac; "": not.
     """
@@ -99,35 +123,36 @@ class PowerPlan:
     settings: PowerSettings
     sets: tuple[SetPlan, ...]
     memory: PowerState
-    around: Surroundings
+    around: PowerSurroundings
     exceptions: str | None
     fault: str = ""
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
     held: str = ""
 
 
 @dataclass(frozen=True)
-class Planner:
-    """Everything that a plan needs. clock: unix seconds."""
+class PowerPlanner:
+    """Everything that a plan needs."""
 
-    backend: SlurmBackend
+    engine: NodeEngine[PowerState]
     config: Config
-    folder: PowerFolder
-    cluster: str
     source: DemandSource
-    clock: Callable[[], float]
+
+    @property
+    def backend(self) -> SlurmBackend:
+        return self.engine.backend
 
     def plan(self) -> PowerPlan:
-        """What a run would do now; nothing is written, nobody is told. Raises CommandError, ConfigError."""
-        now_s = int(self.clock())
-        memory, fault = self.folder.load_or_fault(self.cluster)
+        """Plan a run; nothing is written or sent. Raises CommandError, ConfigError."""
+        now_s, folder = self.engine.now_s(), self.engine.folder
+        memory, fault = folder.load_or_fault(self.engine.cluster)
         settings = read_settings(self.backend)
         listed = self.backend.nodes()
         exceptions = self._site_exceptions(settings, memory, listed)
         actuator = settings.actuator(self.config.power.actuator)
         around = self._surroundings(settings, exceptions, listed, now_s)
         around = replace(around, memory=memory.nodes, tiers=self.config.tiers, takes_any=actuator == "count")
-        held = self.folder.hold_reason()
+        held = folder.hold_reason()
         hold = held or fault or self._accounting_fault()
         pending = self.backend.pending(Counts())
         nodes = {node.name: node for node in listed}
@@ -151,18 +176,18 @@ class Planner:
             memory = replace(memory, exceptions=joined(exceptions), told=(*memory.told[-1:], wanted))
         return PowerPlan(now_s, actuator, settings, tuple(sets), memory, around, wanted, fault, nodes, held)
 
-    def surroundings_now(self, plan: PowerPlan) -> Surroundings:
+    def surroundings_now(self, plan: PowerPlan) -> PowerSurroundings:
         """Surroundings of a plan's nodes, with Slurm's exceptions and reservations of now. Raises CommandError."""
         settings, listed = read_settings(self.backend), list(plan.nodes.values())
         exceptions = self._site_exceptions(settings, plan.memory, listed)
-        now = self._surroundings(settings, exceptions, listed, int(self.clock()))
+        now = self._surroundings(settings, exceptions, listed, self.engine.now_s())
         return replace(plan.around, excluded=now.excluded, reserved_soon=now.reserved_soon)
 
     def _surroundings(
-        self, settings: PowerSettings, exceptions: tuple[KeptOn, ...], listed: Sequence[Node], now_s: int
-    ) -> Surroundings:
+        self, settings: PowerSettings, exceptions: tuple[KeptOn, ...], listed: Sequence[SlurmNode], now_s: int
+    ) -> PowerSurroundings:
         ahead_s = RESERVED_AHEAD_S + settings.suspend_timeout_s + settings.resume_timeout_s
-        return Surroundings(
+        return PowerSurroundings(
             excluded=replace(settings, exceptions=exceptions).excluded(listed) | self._excluded(),
             reserved_soon=reserved_before(self.backend.reservations(), now_s, now_s + ahead_s),
         )
@@ -175,7 +200,7 @@ class Planner:
         return ""
 
     def _site_exceptions(
-        self, settings: PowerSettings, memory: PowerState, nodes: Sequence[Node]
+        self, settings: PowerSettings, memory: PowerState, nodes: Sequence[SlurmNode]
     ) -> tuple[KeptOn, ...]:
         """SuspendExcNodes without almanac's entries: as before almanac wrote there, or as it stands where slurmctld has
         read slurm.conf again, or an operator has changed it.
@@ -209,22 +234,25 @@ class Planner:
         node_set: NodeSet,
         demand: LiveDemand,
         power: Sequence[PowerNode],
-        nodes: Mapping[str, Node],
+        nodes: Mapping[str, SlurmNode],
         memory: PowerState,
-        around: Surroundings,
+        around: PowerSurroundings,
         hold: str,
         is_memory_lost: bool,
         now_s: int,
     ) -> SetPlan:
         names = [each.name for each in power]
-        rules = self._rules(node_set)
+        power_config = self.config.power
+        limits = PowerLimits(
+            node_set.warm_minimum, power_config.cycles_per_day, power_config.cooldown_s, power_config.nodes_per_run
+        )
         ready, apart = powered_apart(power)
         decision = PowerDecision(None, hold)
         if not hold:
             past = memory.set_of(node_set.name)
             spent = Spent(memory.since_s or now_s, past.wakes_s, past.short_s)
             decision = self._decision(node_set, names, ready + apart, spent, now_s)
-        chosen = select(power, decision.target, demand.active, rules, now_s)
+        chosen = select(power, decision.target, demand.active, limits, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
         failures = Failures() if is_memory_lost else failures_of(names, nodes, memory)
         return SetPlan(
@@ -233,12 +261,11 @@ class Planner:
             powered=ready + apart,
             target=decision.target,
             reason=decision.reason,
-            is_hold=bool(hold) or decision.target is None,
             chosen=chosen,
             failures=failures,
             quarantined=tuple(name for name in names if memory.of(name).quarantined_s is not None),
-            kept=kept_on(power, chosen, rules.limits, now_s),
-            limits=rules.limits,
+            kept=kept_on(power, chosen, limits, now_s),
+            limits=limits,
             forecast=tuple(
                 (quantile, nodes) for (minutes, quantile), nodes in decision.forecast.items() if minutes == HORIZON_MIN
             ),
@@ -253,14 +280,46 @@ class Planner:
         except StoreError as error:
             return PowerDecision(None, f"{error}; {error.hint}")
 
-    def _rules(self, node_set: NodeSet) -> Rules:
-        power = self.config.power
-        limits = PowerLimits(node_set.warm_minimum, power.cycles_per_day, power.cooldown_s)
-        return Rules(limits, power.nodes_per_run)
 
-
-def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: Surroundings) -> tuple[str, ...]:
+def _with_due(wake_first: Sequence[str], power: Sequence[PowerNode], around: PowerSurroundings) -> tuple[str, ...]:
     """And almanac's sleepers that have to be on: excluded since, or about to be reserved."""
     due = around.excluded | around.reserved_soon
     more = [each.name for each in power if each.flags == NodeFlag.ASLEEP and each.name in due]
     return tuple(dict.fromkeys((*wake_first, *more)))
+
+
+@dataclass(frozen=True)
+class StoredDemand:
+    """A DemandSource on a store."""
+
+    store: ClusterStore
+    config: Config
+
+    def run_times_s(self, pending: Sequence[QueuedJob], now_s: int) -> Mapping[int, float]:
+        return pending_run_s(self.store, pending, now_s)
+
+    def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
+        append_counts(self.store, node_set.name, now_s, demand)
+
+    def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
+        trained, why_not = usable_demand(self.store.models_dir, node_set, now_s)
+        if trained is None:
+            return PowerDecision(None, why_not)
+        end_s = (now_s // MINUTE_S + 1) * MINUTE_S
+        start_s = end_s - TAIL_MIN * MINUTE_S
+        series = demand_series(self.store, node_set, names, start_s, end_s)
+        if stale := stale_reason(series, end_s):
+            return PowerDecision(None, stale)
+        return trained.model.decide(series, powered, spent)
+
+
+def stale_reason(series: NodeSeries, end_s: int) -> str:
+    """Return why demand is too old to power down by; "" if it is fresh."""
+    usable = np.flatnonzero(series.is_usable)
+    if not len(usable):
+        return "no demand is known: run `almanac ingest`"
+    begin_s = int(series.start.astype("datetime64[s]").astype(np.int64))
+    age_s = end_s - (begin_s + (int(usable[-1]) + 1) * MINUTE_S)
+    if age_s <= STALE_S:
+        return ""
+    return f"demand is {format_duration(age_s)} old, the limit is {format_duration(STALE_S)}: run `almanac ingest`"

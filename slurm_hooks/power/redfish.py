@@ -47,7 +47,7 @@ class Redfish:
         return _POWER[power]
 
     def set(self, wanted: Literal["on", "off", "soft"]) -> None:
-        """In one request after a look at the status: Slurm was asked just before."""
+        """Set the power state, in one request after a look at the status: Slurm was asked just before."""
         with self._errors():
             (self._found or self._system()).reset_system(_RESETS[wanted])
 

@@ -1,4 +1,4 @@
-"""One run: plan, write down what is about to happen, tell Slurm, and look again.
+"""One run: plan, record the orders, tell Slurm, and look again.
 
 A run that is killed leaves nothing half done that the next one would not see in Slurm.
 """
@@ -7,29 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from advisor.decisions.power_nodes import NodeFlag, may_power_down
-from almanac import __version__
+from advisor.power.decide import NodeFlag, may_power_down
 from almanac.actions_config import PowerMode
 from almanac.errors import StoreError
 from almanac.records import Counts
-from slurm_hooks.last_look import Facts, must_still_hold, node_facts
-from slurm_hooks.power.actuators import mark_facts, power_down, quarantine, resume, set_exceptions, unchanged, wake
-from slurm_hooks.power.nodes import power_nodes
-from slurm_hooks.power.plan import WAKE_RETRIES, confirmed
-from slurm_hooks.power.planning import Planner, PowerPlan, SetPlan
-from slurm_hooks.power.settings import joined
-from telemetry.slurm.backend import Node, SlurmBackend
-from telemetry.slurm.hostlist import fold
-from telemetry.slurm.node_sets import live_demand, members
+from slurm.backend import NodeState
+from slurm.node_sets import live_demand, members
+from slurm.nodes import SlurmNode
+from slurm_hooks.nodes.engine import NodeEngine
+from slurm_hooks.orders import Facts, node_facts
+from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, WAKE_RETRIES, PowerState, confirmed, power_nodes
+from slurm_hooks.power.operators import mark_facts
+from slurm_hooks.power.planning import PowerPlan, PowerPlanner, SetPlan
+from slurm_hooks.power.settings import joined, set_exceptions
 
 _IS_POWERED_OFF = NodeFlag.ASLEEP | NodeFlag.BOOTING
 
 
 @dataclass(frozen=True)
 class SetOutcome:
-    """What became of a plan. said: what Slurm said against it. changed: nodes that were no longer idle when it came to
+    """The outcome of a plan. said: Slurm's objections. changed: nodes that were no longer idle when it came to
     it, and were left on. unheard: orders that Slurm took without a word and dropped; the next run repeats them.
     """
 
@@ -43,18 +41,18 @@ class SetOutcome:
 class PowerRun:
     """Acts on the plans of a planner."""
 
-    planner: Planner
+    planner: PowerPlanner
 
     @property
-    def _backend(self) -> SlurmBackend:
-        return self.planner.backend
+    def _engine(self) -> NodeEngine[PowerState]:
+        return self.planner.engine
 
     def note_demand(self) -> list[str]:
         """Record the demand of this minute, which the plan then uses. Returns what the store refused: the run goes on,
         and holds without fresh demand. Raises CommandError.
         """
-        planner, nodes, faults = self.planner, self._backend.nodes(), list[str]()
-        pending, now_s = self._backend.pending(Counts()), int(planner.clock())
+        planner, nodes, faults = self.planner, self.planner.backend.nodes(), list[str]()
+        pending, now_s = self.planner.backend.pending(Counts()), self._engine.now_s()
         run_s: Mapping[int, float] | None = None
         try:
             run_s = planner.source.run_times_s(pending, now_s)
@@ -68,85 +66,74 @@ class PowerRun:
         return faults
 
     def observe(self, plan: PowerPlan) -> None:
-        """Write down what would be done; Slurm is told nothing. Raises StoreError."""
-        self._write_down(plan, "observe")
+        """Record what would be done; Slurm is told nothing. Raises StoreError."""
+        self._record(plan, "observe")
 
     def apply(self, plan: PowerPlan) -> list[SetOutcome]:
-        """Do it. Raises StoreError where it cannot be written down (Slurm is told nothing then), CommandError where
+        """Do it. Raises StoreError if it cannot be recorded (Slurm is told nothing then), CommandError if
         slurmctld is lost: what was done until then stays, and the next run goes on from there.
         """
-        self._write_down(plan, "apply")
-        if not plan.fault:
-            self.planner.folder.save(plan.memory)
+        self._record(plan, "apply", None if plan.fault else plan.memory)
         outcomes = [self._wake(each, plan) for each in plan.sets]
         said = self._tell_exceptions(plan)
         outcomes = [self._power_down(each, plan) for each in outcomes]
         if any(each.acts for each in plan.sets):
-            outcomes = self._look_again(outcomes, plan)
+            nodes = {node.name: node for node in self._engine.backend.nodes()}
+            outcomes = [replace(each, unheard=self._unheard(each, nodes, plan)) for each in outcomes]
             self._confirm(outcomes, plan)
         return [replace(each, said=(*each.said, *said)) for each in outcomes]
 
-    def _write_down(self, plan: PowerPlan, mode: PowerMode) -> None:
-        rows = [row for each in plan.sets for row in self._rows(each, plan, mode)]
-        self.planner.folder.log.append(rows, plan.now_s)
-
-    def _rows(self, each: SetPlan, plan: PowerPlan, mode: PowerMode) -> list[dict[str, Any]]:
-        orders = {
-            "wake": each.chosen.wake,
-            "wake again": each.failures.again,
-            "resume": each.failures.back,
-            "quarantine": each.failures.give_up,
-            "power down again": each.failures.lost,
-            "power down": each.chosen.power_down,
-        }
-        return [
-            {
-                "time_s": plan.now_s, "cluster": self.planner.cluster, "node_set": each.node_set, "what": what,
-                "nodes": fold(names), "number": len(names), "mode": mode, "actuator": plan.actuator,
-                "target": each.target, "powered": each.powered, "active": each.demand.active,
-                "wanted": each.demand.wanted, "reason": each.reason, "almanac": __version__,
-            }
-            for what, names in orders.items() if names
+    def _record(self, plan: PowerPlan, mode: PowerMode, state: PowerState | None = None) -> None:
+        rows = [
+            self._engine.row(
+                what, names, each.reason, mode, node_set=each.node_set, actuator=plan.actuator, target=each.target,
+                powered=each.powered, active=each.demand.active, wanted=each.demand.wanted,
+            )
+            for each in plan.sets for what, names in each.orders().items()
         ]  # fmt: skip
+        self._engine.record(rows, state)
 
     def _wake(self, each: SetPlan, plan: PowerPlan) -> SetOutcome:
-        failed, backend = each.failures, self._backend
+        def order(
+            state: NodeState,
+            names: Sequence[str],
+            facts_of: Callable[[SlurmNode], Facts] = node_facts,
+            reason: str = "",
+        ) -> list[str]:
+            before = {name: facts_of(plan.nodes[name]) for name in names if name in plan.nodes}
+            return self._engine.order(state, before, self._engine.look(facts_of), reason, node_set=each.node_set)[1]
 
-        def still(names: Sequence[str], facts_of: Callable[[Node], Facts] = node_facts) -> tuple[str, ...]:
-            return unchanged(backend, names, plan.nodes, facts_of, lambda name, why: self._drop(each, plan, name, why))
-
-        said = wake(backend, still((*each.chosen.wake, *failed.again), mark_facts))
-        said += resume(backend, still(failed.back))
-        said += quarantine(backend, still(failed.give_up), WAKE_RETRIES)
-        said += power_down(backend, still(failed.lost))
+        failed = each.failures
+        said = order("power_up", (*each.chosen.wake, *failed.again), mark_facts)
+        said += order("resume", failed.back)
+        why = f"{DID_NOT_WAKE} within ResumeTimeout ({WAKE_RETRIES + 1} tries)"
+        said += order("drain", failed.give_up, reason=why)
+        said += order("power_down_asap", failed.lost, reason=REASON)
         return SetOutcome(each, tuple(said))
 
-    def _drop(self, each: SetPlan, plan: PowerPlan, name: str, why: str) -> None:
-        row = {
-            "time_s": plan.now_s, "cluster": self.planner.cluster, "node_set": each.node_set, "what": "dropped",
-            "nodes": name, "number": 1, "mode": "apply", "reason": why, "almanac": __version__,
-        }  # fmt: skip
-        self.planner.folder.log.append([row], plan.now_s)
-
     def _tell_exceptions(self, plan: PowerPlan) -> list[str]:
-        """Set SuspendExcNodes where it differs: Slurm forgets the value when it reads slurm.conf again."""
+        """Set SuspendExcNodes if it differs: Slurm forgets the value when it reads slurm.conf again."""
         before = joined(plan.settings.exceptions)
         if plan.exceptions is None or before == plan.exceptions:
             return []
-        if self.planner.folder.hold_reason() != plan.held:
+        if self._engine.folder.hold_reason() != plan.held:
             return ["SuspendExcNodes is left: `almanac power hold` changed meanwhile"]
-        return set_exceptions(self._backend, before, plan.exceptions)
+        return set_exceptions(self._engine.backend, before, plan.exceptions)
 
     def _power_down(self, outcome: SetOutcome, plan: PowerPlan) -> SetOutcome:
-        """Of the nodes chosen, those that may still power down."""
+        """Power down those of the chosen nodes that still may.
+
+        A job that started meanwhile runs to its end, and the node powers down after it. A sleeping node is not drained,
+        so that Slurm itself wakes it for a job that needs it.
+        """
         wanted = outcome.plan.chosen.power_down
         if not wanted or plan.actuator == "count":
             return outcome
 
         def read(names: Collection[str]) -> dict[str, Facts]:
             around = self.planner.surroundings_now(plan)
-            nodes = {node.name: node for node in self._backend.nodes(names)}
-            held = self.planner.folder.hold_reason()
+            nodes = {node.name: node for node in self._engine.backend.nodes(names)}
+            held = self._engine.folder.hold_reason()
             return {
                 each.name: {
                     "hold": held,
@@ -157,15 +144,9 @@ class PowerRun:
             }
 
         relied_on = {name: {"hold": "", "is fit": True, "reason": plan.nodes[name].reason} for name in wanted}
-        changed = must_still_hold(relied_on, read)
-        said = power_down(self._backend, [name for name in wanted if name not in changed])
-        for name, why in changed.items():
-            self._drop(outcome.plan, plan, name, why)
-        return replace(outcome, said=(*outcome.said, *said), changed=tuple(changed))
-
-    def _look_again(self, outcomes: Sequence[SetOutcome], plan: PowerPlan) -> list[SetOutcome]:
-        nodes = {node.name: node for node in self._backend.nodes()}
-        return [replace(each, unheard=self._unheard(each, nodes, plan)) for each in outcomes]
+        kept, said = self._engine.order("power_down_asap", relied_on, read, REASON, node_set=outcome.plan.node_set)
+        changed = tuple(name for name in wanted if name not in kept)
+        return replace(outcome, said=(*outcome.said, *said), changed=changed)
 
     def _confirm(self, outcomes: Sequence[SetOutcome], plan: PowerPlan) -> None:
         """Remember which nodes Slurm powers down by almanac's order. A run that is killed before remembers less."""
@@ -174,9 +155,10 @@ class PowerRun:
             if name not in each.changed and name not in each.unheard
         ]  # fmt: skip
         if heard and not plan.fault and plan.actuator == "names":
-            self.planner.folder.save(confirmed(plan.memory, heard))
+            self._engine.folder.save(confirmed(plan.memory, heard))
 
-    def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, Node], plan: PowerPlan) -> tuple[str, ...]:
+    def _unheard(self, outcome: SetOutcome, nodes: Mapping[str, SlurmNode], plan: PowerPlan) -> tuple[str, ...]:
+        """Slurm drops an order to wake a node that is still powering down without a word."""
         chosen, failed = outcome.plan.chosen, outcome.plan.failures
         told_up = (*chosen.wake, *failed.again)
         told_down = () if plan.actuator == "count" else {*chosen.power_down, *failed.lost} - set(outcome.changed)

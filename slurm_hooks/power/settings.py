@@ -1,4 +1,8 @@
-"""What slurm.conf says of power saving, and which actuator fits it."""
+"""The settings of power saving in slurm.conf, the actuator that fits them, and SuspendExcNodes.
+
+There are two ways to power nodes down: by name, and by the count of nodes that Slurm's own power saving leaves on.
+Waking is by name in both.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,15 @@ from dataclasses import dataclass
 
 from almanac.actions_config import ActuatorChoice, ActuatorName
 from almanac.errors import CommandError, ConfigError
-from telemetry.slurm.backend import Node, SlurmBackend
-from telemetry.slurm.hostlist import expand, fold
+from slurm.backend import SlurmBackend
+from slurm.hostlist import expand, fold
+from slurm.nodes import SlurmNode
+from slurm.releases import Release, release_of
+from slurm_hooks.orders import must_still_hold
+from slurm_hooks.power.nodes import Kept
 
 NEVER_S = 30 * 86_400
 """A longer SuspendTime stands for never: INFINITE would switch power saving off as a whole (22.05 to 26.05)."""
-COUNT_SINCE = (24, 5)
-"""From here on the count of SuspendExcNodes is of powered nodes, busy ones included, and can be changed at run time."""
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _COUNTED = re.compile(r"(.*):([0-9]+)")
 
@@ -30,7 +36,7 @@ class KeptOn:
         return self.hosts if self.count is None else f"{self.hosts}:{self.count}"
 
     def nodes(self) -> frozenset[str]:
-        """Raises ConfigError where it is no host list."""
+        """Return the names of the host list. Raises ConfigError if it is not one."""
         try:
             return frozenset(expand(self.hosts))
         except ValueError as error:
@@ -39,12 +45,13 @@ class KeptOn:
 
 @dataclass(frozen=True)
 class PowerSettings:
-    """suspend_time_s: idle seconds after which Slurm itself powers a node down; None: never.
+    """Power settings of slurmctld.
 
-    exceptions: SuspendExcNodes as slurmctld has it now. excluded_partitions: SuspendExcParts.
+    suspend_time_s: idle seconds after which Slurm itself powers a node down; None: never. exceptions: SuspendExcNodes
+    as slurmctld has it now. excluded_partitions: SuspendExcParts.
     """
 
-    release: tuple[int, int]
+    release: Release
     suspend_time_s: int | None
     suspend_timeout_s: int
     resume_timeout_s: int
@@ -52,7 +59,7 @@ class PowerSettings:
     exceptions: tuple[KeptOn, ...]
     excluded_partitions: frozenset[str]
 
-    def excluded(self, nodes: Sequence[Node]) -> frozenset[str]:
+    def excluded(self, nodes: Sequence[SlurmNode]) -> frozenset[str]:
         """Nodes that slurm.conf keeps on. Raises ConfigError where SuspendExcNodes names what is no node."""
         return plainly_excluded(self.exceptions, nodes) | {
             node.name for node in nodes if self.excluded_partitions.intersection(node.partitions)
@@ -73,9 +80,9 @@ class PowerSettings:
                 f"SuspendTime={self.suspend_time_s}: Slurm powers idle nodes down itself; almanac cannot keep any on",
                 'set SuspendTime=31536000 in slurm.conf, or power.actuator = "count" (Slurm 24.11 and later)',
             )
-        if wanted == "count" and self.release < COUNT_SINCE:
+        if wanted == "count" and not self.release.has_suspend_counts:
             raise ConfigError(
-                f"Slurm {self.release[0]}.{self.release[1]:02d} has no count of powered nodes in SuspendExcNodes",
+                f"Slurm {self.release} has no count of powered nodes in SuspendExcNodes",
                 'set SuspendTime=31536000 in slurm.conf and power.actuator = "names"',
             )
         if wanted == "count" and not is_own:
@@ -86,7 +93,7 @@ class PowerSettings:
         return wanted
 
 
-def plainly_excluded(exceptions: Iterable[KeptOn], nodes: Sequence[Node]) -> frozenset[str]:
+def plainly_excluded(exceptions: Iterable[KeptOn], nodes: Sequence[SlurmNode]) -> frozenset[str]:
     """Nodes that entries without a count keep on. Raises ConfigError where one is of no known node."""
     known = {node.name for node in nodes}
     found: set[str] = set()
@@ -134,14 +141,13 @@ def counted(names: Collection[str], count: int) -> KeptOn:
 
 
 def read_settings(backend: SlurmBackend) -> PowerSettings:
-    """Raises CommandError where slurmctld does not answer, or lacks a setting."""
-    values = values_of(backend.configuration())
-    version = re.match(r"([0-9]+)\.([0-9]+)", values.get("SLURM_VERSION", ""))
-    if version is None:
+    """Read Slurm's settings for node power. Raises CommandError if slurmctld does not answer or lacks a setting."""
+    values = backend.settings()
+    if (release := release_of(values.get("SLURM_VERSION", ""))) is None:
         raise CommandError("`scontrol show config` shows no SLURM_VERSION", "check that slurmctld answers")
     time_s = _seconds(values, "SuspendTime")
     return PowerSettings(
-        release=(int(version[1]), int(version[2])),
+        release=release,
         suspend_time_s=None if time_s is None or time_s >= NEVER_S else time_s,
         suspend_timeout_s=_seconds(values, "SuspendTimeout") or 0,
         resume_timeout_s=_seconds(values, "ResumeTimeout") or 0,
@@ -151,13 +157,36 @@ def read_settings(backend: SlurmBackend) -> PowerSettings:
     )
 
 
-def values_of(configuration: str) -> dict[str, str]:
-    """The settings of `scontrol show config`; "" for those that are not set."""
-    pairs = (line.partition("=") for line in configuration.splitlines())
-    return {name.strip(): value.strip().replace("(null)", "") for name, equals, value in pairs if equals}
-
-
 def _seconds(values: dict[str, str], name: str) -> int | None:
     """ "30 sec" as 30; NONE, INFINITE and nothing as None."""
     found = re.match(r"[0-9]+", values.get(name, ""))
     return int(found[0]) if found else None
+
+
+def exceptions_by_count(others: Sequence[KeptOn], kept: Iterable[Kept]) -> str:
+    """SuspendExcNodes=<nodes>:N on Slurm 24.11 and later: Slurm powers idle nodes down by SuspendTime, but for N.
+
+    N counts busy nodes. slurmctld forgets it when it reads slurm.conf again, so that each run tells it again. others:
+    the site's own entries, which stay.
+    """
+    own = []
+    for each in kept:
+        if each.always:
+            own.append(KeptOn(fold(sorted(each.always))))
+        if each.counted:
+            own.append(counted(each.counted, each.count))
+    return joined((*others, *own))
+
+
+def set_exceptions(backend: SlurmBackend, before: str, wanted: str) -> list[str]:
+    """Replace SuspendExcNodes, unless somebody else did; what Slurm said against it."""
+    key = "SuspendExcNodes"
+    changed = must_still_hold({key: {key: before}}, lambda _: {key: {key: stands_now(backend)}})
+    if changed:
+        return [f"{key} {changed[key]}; the next run decides again"]
+    said, stands = backend.set_suspend_exceptions(wanted), stands_now(backend)
+    return said or ([] if stands == wanted else [f"{key} is {stands!r} after it was set to {wanted!r}"])
+
+
+def stands_now(backend: SlurmBackend) -> str:
+    return joined(parse_exceptions(backend.suspend_exceptions()))

@@ -1,1 +1,3 @@
-"""Priorities of pending jobs, and the log of every change."""
+"""Site factors of pending jobs, and the evidence that corrects them."""
+
+__all__ = ("reprioritize",)

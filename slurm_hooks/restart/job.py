@@ -1,29 +1,35 @@
-"""The job that the wrapper runs in, as `scontrol` shows it, and how it is moved: by its owner alone.
+"""The job that the wrapper runs in, as `scontrol` shows it, how its owner moves it, and the site's facts about it.
 
-What is parsed is the user's own job: a job name that imitates a field misleads nobody but its owner, and Slurm checks
-every right again.
+Only the user's own job is parsed: a job name that imitates a field misleads nobody but its owner, and Slurm checks
+every right again. The user's own files may be believed here: they steer the user's own job alone.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from advisor.decisions.restart import Request, RunningJob
-from slurm_hooks.last_look import Facts, must_still_hold
+from advisor.memory.restart import ExpectedEnd, GpuField, RestartJob
+from almanac.files import open_plain
+from almanac.names import name_key
+from almanac.published.files import usable
+from almanac.submit_config import SITE
+from slurm_hooks.advice.file import ADVICE, FAMILY
+from slurm_hooks.orders import Facts, must_still_hold
 
 UPDATE_S = 20.0
-"""How long the update is tried: slurmctld refuses it while the job's processes end."""
+"""Seconds for which the update is tried: slurmctld refuses it while the job's processes end."""
 PAUSE_S = 0.5
 _GPU_TERM = re.compile(r"(?:gres[:/])?gpu(?:[:/][^,]*)?")
 _GIVEN = re.compile(r"\bgpu(?::([^:(,]+))?:([0-9]+)\(IDX:")
 
 
 class Answer(Protocol):
-    """How a command ended."""
+    """The end of a command."""
 
     @property
     def code(self) -> int: ...
@@ -34,7 +40,7 @@ class Answer(Protocol):
 
 
 Run = Callable[[Sequence[str]], Answer]
-"""Runs a command. Raises CommandError where it cannot be run."""
+"""Runs a command. Raises CommandError if it cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,8 @@ class ShownJob:
         return match[1] if match else ""
 
     @property
-    def request(self) -> Request:
-        """Where the GPUs stand, if in one place."""
+    def request(self) -> GpuField:
+        """The field that holds the GPUs, if it is one."""
         places = {
             name for name in ("TresPerNode", "TresPerJob", "TresPerTask", "TresPerSocket") if "gpu" in self.field(name)
         }
@@ -66,12 +72,12 @@ class ShownJob:
         return "gres=" + ",".join([f"gpu:{gpu_type}:1", *others])
 
 
-def running_job(shown: ShownJob, uid: int, appends_output: bool) -> RunningJob:
+def running_job(shown: ShownJob, uid: int, appends_output: bool) -> RestartJob:
     given = [(kind, int(count)) for kind, count in _GIVEN.findall(shown.text)]
     nodes = shown.field("NumNodes").split("-")[0]
     owner = re.search(r"\sUserId=[^\s(]*\(([0-9]+)\)", shown.text)
     restarts = shown.field("Restarts")
-    return RunningJob(
+    return RestartJob(
         gpus=sum(count for _, count in given) * (int(nodes) if nodes.isdecimal() else 1),
         gpu_type=given[0][0] if given else "",
         request=shown.request,
@@ -83,22 +89,9 @@ def running_job(shown: ShownJob, uid: int, appends_output: bool) -> RunningJob:
     )
 
 
-def release_of(text: str) -> tuple[int, int] | None:
-    """(24, 11) of "slurm 24.11.5" or "slurm-wlm 22.05.8"; None of anything else."""
-    match = re.search(r"\b([0-9]{2})\.([0-9]{2})\b", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def types_in(listing: str) -> set[str]:
-    """GPU types of `sinfo -h -o %G`."""
-    terms = re.sub(r"\([^()]*\)", "", listing).replace("\n", ",").split(",")
-    found = (re.fullmatch(r"gpu:([^:]+):[0-9]+", term.strip()) for term in terms)
-    return {match[1] for match in found if match}
-
-
 @dataclass(frozen=True)
 class Moved:
-    """Whether the job is queued again, and as what; why: what went wrong."""
+    """The result of a move. why: what went wrong."""
 
     is_requeued: bool
     is_changed: bool = False
@@ -161,3 +154,70 @@ def move(job: ShownJob, change: str, run: Run, sleep: Callable[[float], None] = 
         return Moved(True, is_changed, said or why)
     released = run(["scontrol", "release", job_id])
     return Moved(True, is_changed, said or (released.said if released.code else ""))
+
+
+ADVICE_DIR = "/var/lib/almanac-advice"
+PREDICTED_SPREAD = 0.5
+"""Standard deviation of the logarithm of a run time around its published median."""
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """Facts about the site and the job's family. predicted_s and peak_mib are None if unknown.
+
+    capacities_mib: GPU memory of the site's tiers, by GPU type.
+    """
+
+    capacities_mib: Mapping[str, int] = field(default_factory=dict)
+    predicted_s: float | None = None
+    peak_mib: float | None = None
+
+    def run_time(self, own_s: float | None, limit_s: float | None) -> ExpectedEnd:
+        """Return the expected end. own_s: the user's own estimate, which counts as exact; None: predict it."""
+        if own_s:
+            return ExpectedEnd(own_s, 0.0, limit_s)
+        return ExpectedEnd(self.predicted_s, PREDICTED_SPREAD, limit_s)
+
+
+def read_site(environ: Mapping[str, str], uid: int, now_s: int) -> SiteFacts:
+    """Read the site's facts from the configuration file and the published advice.
+
+    Leaves out what is absent or malformed.
+    """
+    settings = _settings(environ)
+    hooks, tiers = settings.get("hooks"), settings.get("tiers")
+    folder = hooks.get("advice_dir") if isinstance(hooks, dict) else None
+    folder = folder if isinstance(folder, str) else ADVICE_DIR
+    capacities = _capacities(tiers if isinstance(tiers, list) else [])
+    own, site = (usable(ADVICE, folder, name, now_s) for name in (str(uid), SITE))
+    for file in (site, own):
+        capacities |= {tier.gres: tier.capacity_mib for tier in (file.tiers if file else ()) if tier.gres}
+    row = own.find(name_key(environ.get("SLURM_JOB_NAME", "")), 1) if own else None
+    if row is None or row.kind != FAMILY:
+        return SiteFacts(capacities)
+    return SiteFacts(capacities, row.predicted_s or None, row.bound_mib)
+
+
+def _settings(environ: Mapping[str, str]) -> dict[str, object]:
+    """The tables of the first configuration file that is there; {} if it cannot be read."""
+    home = environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config"
+    named = environ.get("ALMANAC_CONFIG")
+    for path in [named] if named else ["/etc/almanac/almanac.toml", f"{home}/almanac/config.toml"]:
+        try:
+            with open_plain(path) as file:
+                return tomllib.load(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return {}
+    return {}
+
+
+def _capacities(tiers: list[object]) -> dict[str, int]:
+    found = {}
+    for tier in tiers:
+        if isinstance(tier, dict):
+            gres, capacity = tier.get("gres"), tier.get("capacity_mib")
+            if isinstance(gres, str) and gres and isinstance(capacity, int) and capacity > 0:
+                found[gres] = capacity
+    return found

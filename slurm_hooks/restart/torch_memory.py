@@ -1,4 +1,4 @@
-"""Note a PyTorch program's memory per iteration for almanac-restart. Copy this file beside your program.
+"""Note a PyTorch program's memory per iteration for almanac-restart. Copy this file next to your program.
 
     from torch_memory import note_iteration
     for step in range(steps):

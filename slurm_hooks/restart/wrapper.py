@@ -1,35 +1,141 @@
 """almanac-restart: run a command in a job, and move the job to the next GPU type when its memory runs out.
 
-It fails open: whatever goes wrong here, the command runs on and its exit code stays. The one thing that it writes is
-lines to standard error that begin with "almanac-restart:".
+It fails open: whatever goes wrong here, the command runs on and its exit code stays. It writes only lines to standard
+error that begin with "almanac-restart:".
 """
 
 from __future__ import annotations
 
+import getopt
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from advisor.decisions.restart import Destination, RunningJob, next_type, why_never
-from almanac.units import printable
+from advisor.memory.restart import Destination, RestartJob, next_type, why_never
+from almanac.tres import gpu_types
+from almanac.units import parse_time_limit, printable
+from slurm.commands import SlurmCommands
+from slurm.releases import release_of
 from slurm_hooks.restart import job as slurm_job
-from slurm_hooks.restart.child import NOT_EXECUTABLE, NOT_FOUND, Command, end_like
-from slurm_hooks.restart.iterations import IterationFile
-from slurm_hooks.restart.job import Run, ShownJob, release_of, running_job, types_in
-from slurm_hooks.restart.memory import read_memory
-from slurm_hooks.restart.options import Options, read_options
-from slurm_hooks.restart.output import FileOutput, PipeOutput, watched_output
-from slurm_hooks.restart.site import SiteFacts, read_site
-from slurm_hooks.restart.watch import MemoryWatch, limit_s
+from slurm_hooks.restart.job import Run, ShownJob, SiteFacts, read_site, running_job
+from slurm_hooks.restart.watch import (
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+    Command,
+    FileOutput,
+    IterationFile,
+    MemoryWatch,
+    PipeOutput,
+    end_like,
+    limit_s,
+    read_memory,
+    watched_output,
+)
 from slurm_hooks.submit.sbatch_almanac import initial_environment
-from telemetry.slurm.commands import SlurmCommands
+
+USAGE = """usage: almanac-restart [OPTIONS] -- COMMAND [ARGUMENT...]
+
+Run COMMAND in a job with one GPU. When COMMAND runs out of GPU memory, requeue the job on the next larger
+GPU type: the job id and the output file stay. Needs Slurm 24.11 and sbatch --requeue --open-mode=append.
+
+  --signal NAME        restart early, too: when memory grows too fast, send this signal to COMMAND, so
+                       that it writes a checkpoint and ends; "none" restarts without a signal
+  --grace SECONDS      time for the checkpoint (default 120)
+  --next TYPE,...      GPU types to go to, in this order, such as gpu:2g.20gb; default: the site's tiers
+  --most-restarts N    restart at most N times (default 3)
+  --run-time TIME      how long COMMAND takes, as sbatch --time; default: the published prediction
+  --memory-file FILE   iterations that COMMAND writes, for the predictor on allocator requests
+  --poll SECONDS       time between two looks at the memory (default 10)
+  --dry-run            say what would be done, and leave the job alone
+  --help               show this text"""
+WRONG_USAGE = 2
+
+
+@dataclass(frozen=True)
+class RestartOptions:
+    """The user's choices. signal: 0 with "none"; None: no early restart."""
+
+    command: tuple[str, ...]
+    signal: int | None = None
+    grace_s: float = 120.0
+    wanted: tuple[str, ...] = ()
+    most_restarts: int = 3
+    run_time_s: float | None = None
+    memory_file: str = ""
+    poll_s: float = 10.0
+    is_dry_run: bool = False
+
+
+def parse_options(argv: Sequence[str]) -> RestartOptions:
+    """Parse the wrapper's arguments. Raises ValueError, naming the wrong option."""
+    try:
+        values, command = getopt.getopt(list(argv), "", _LONG)
+    except getopt.GetoptError as error:
+        raise ValueError(str(error)) from None
+    if not command:
+        raise ValueError("no command")
+    return _options(tuple(command), dict(values))
+
+
+_LONG = ("signal=", "grace=", "next=", "most-restarts=", "run-time=", "memory-file=", "poll=", "dry-run")
+
+
+def _options(command: tuple[str, ...], values: dict[str, str]) -> RestartOptions:
+    types = tuple(name.removeprefix("gpu:").removesuffix(":1") for name in values.get("--next", "").split(",") if name)
+    return RestartOptions(
+        command=command,
+        signal=_signal(values["--signal"]) if "--signal" in values else None,
+        grace_s=_number(values, "--grace", 120.0, 0.0, 86_400.0),
+        wanted=types,
+        most_restarts=int(_number(values, "--most-restarts", 3, 0, 100)),
+        run_time_s=parse_time_limit(values["--run-time"]) if "--run-time" in values else None,
+        memory_file=values.get("--memory-file", ""),
+        poll_s=_number(values, "--poll", 10.0, 0.1, 3600.0),
+        is_dry_run="--dry-run" in values,
+    )
+
+
+def _number(values: dict[str, str], name: str, default: float, least: float, most: float) -> float:
+    try:
+        number = float(values.get(name, default))
+    except ValueError:
+        number = float("nan")
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {values[name]!r}, expected a number from {least:g} to {most:g}")
+    return number
+
+
+def _signal(name: str) -> int:
+    """The number of USR1, SIGUSR1, or 10; 0 of none."""
+    if name.lower() == "none":
+        return 0
+    word = name.upper().removeprefix("SIG")
+    numbers = {each.name.removeprefix("SIG"): each.value for each in signal.Signals}
+    number = int(word) if word.isascii() and word.isdecimal() else numbers.get(word, -1)
+    if number not in numbers.values():
+        raise ValueError(f"--signal is {name!r}, expected a name such as USR1, or none")
+    return number
+
+
+def read_options(argv: Sequence[str]) -> RestartOptions:
+    """Read the options. Ends the process after --help, and with status 2 if they are wrong: nothing is started then."""
+    if argv[:1] in (["--help"], ["-h"]):
+        sys.stdout.write(f"{USAGE}\n")
+        sys.exit(0)
+    try:
+        return parse_options(argv)
+    except ValueError as error:
+        sys.stderr.write(f"almanac-restart: {error}\n{USAGE}\n")
+        sys.exit(WRONG_USAGE)
+
 
 COMMAND_S = 10.0
-"""After so long a command of Slurm or nvidia-smi is given up."""
+"""Timeout of a command of Slurm or nvidia-smi."""
 
 
 def say(text: str) -> None:
@@ -43,10 +149,10 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The job as it was at the start, and where it can go."""
+    """The job as it was at the start, and its destination."""
 
     job_id: str
-    job: RunningJob
+    job: RestartJob
     site: SiteFacts
     destination: Destination
 
@@ -56,7 +162,7 @@ class Session:
 
     def __init__(
         self,
-        options: Options,
+        options: RestartOptions,
         run: Run,
         environ: Mapping[str, str],
         uid: int,
@@ -66,7 +172,7 @@ class Session:
         self._start_s = clock()
 
     def plan(self) -> Plan | None:
-        """What can be done for this job; None, after saying why, where it stays where it is."""
+        """Plan the moves of this job; None, after saying why, if it stays."""
         job_id = self._environ.get("SLURM_JOB_ID", "")
         if not (job_id.isascii() and job_id.isdecimal()):
             say("no restarts: not in a Slurm job")
@@ -85,10 +191,11 @@ class Session:
             return None
         return plan
 
-    def _destination(self, job: RunningJob, site: SiteFacts) -> Destination:
+    def _destination(self, job: RestartJob, site: SiteFacts) -> Destination:
         partition = self._environ.get("SLURM_JOB_PARTITION", "")
         where = ["-p", partition] if partition else []
-        existing = types_in(self._text("sinfo", "-h", "-r", "-o", "%G", *where))
+        listing = self._text("sinfo", "-h", "-r", "-o", "%G", *where).splitlines()
+        existing = {name for gres in listing for name in gpu_types(gres) if name}
         return next_type(job, site.capacities_mib, existing, self._options.wanted)
 
     def _text(self, *argv: str) -> str:
@@ -100,7 +207,7 @@ class Session:
         return self._text("scontrol", "-d", "-o", "show", "job", job_id)
 
     def _appends(self, settings: str) -> bool:
-        """Whether a restart keeps the output: sbatch's --open-mode, else the site's JobFileAppend."""
+        """Return True if a restart keeps the output: sbatch's --open-mode, else the site's JobFileAppend."""
         mode = self._environ.get("SLURM_OPEN_MODE", "")
         if mode:
             return mode.startswith("a")
@@ -136,7 +243,7 @@ class Session:
         return done.is_requeued
 
 
-def supervise(command: Command, output: FileOutput | PipeOutput, session: Session, options: Options) -> int:
+def supervise(command: Command, output: FileOutput | PipeOutput, session: Session, options: RestartOptions) -> int:
     """Wait for the command; its exit code. Moves the job on the way, or at the end."""
     plan: Plan | None = None
     watch: MemoryWatch | None = None
@@ -172,8 +279,8 @@ def supervise(command: Command, output: FileOutput | PipeOutput, session: Sessio
     return code
 
 
-def leave_early(command: Command, session: Session, plan: Plan, options: Options, why: str) -> int | None:
-    """Have a checkpoint written, then move the job. The command's exit code; None where it still runs."""
+def leave_early(command: Command, session: Session, plan: Plan, options: RestartOptions, why: str) -> int | None:
+    """Have a checkpoint written, then move the job. The command's exit code; None if it still runs."""
     if options.is_dry_run:
         say(f"the memory grows too fast: {why}: not restarted (--dry-run)")
         return None

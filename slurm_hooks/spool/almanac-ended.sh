@@ -2,7 +2,7 @@
 # Tells almanac that a job has ended, so that its report goes out within minutes. Without it the report waits for the
 # next `almanac ingest`; nothing else is lost where it fails.
 #
-# slurm.conf names a copy of it, which `almanac install-hooks --ended` makes: slurmctld 24.11 and 26.05 do not start where
+# slurm.conf names a copy of it, which `almanac install-hooks ended` makes: slurmctld 24.11 and 26.05 do not start where
 # the script is missing. Either
 #     EpilogSlurmctld=/etc/slurm/almanac-ended.sh
 # or

@@ -2,7 +2,7 @@
 
     key  gpus  asked|always|never  tier  time      separated by tabs; the time in s since 1970
 
-sbatch-almanac and cli_filter.lua share the file. It counts as empty if it breaks the format anywhere, is too large, is
+sbatch-almanac and almanac-prompt share the file. It counts as empty if it breaks the format anywhere, is too large, is
 not a regular file, or belongs to another user.
 """
 
@@ -34,7 +34,7 @@ class Choice:
     time_s: int
 
     def is_recent(self, now_s: int, within_s: int = ASK_AGAIN_S) -> bool:
-        """Whether the user saw the advice within this time; False for a time in the future."""
+        """True if the user saw the advice within this time; False for a time in the future."""
         return 0 <= now_s - self.time_s < within_s
 
 
@@ -66,7 +66,7 @@ def read(path: str | None) -> tuple[Choice, ...]:
 
 
 def read_own(path: str, most: int) -> str:
-    """Text of a file of the user; "" where it cannot be read. Never raises, never waits (a FIFO is refused)."""
+    """Text of a file of the user; "" if it cannot be read. Never raises, never waits (a FIFO is refused)."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -106,7 +106,7 @@ def _line(choice: Choice) -> str:
 
 
 def write(path: str, choices: Iterable[Choice]) -> None:
-    """Raises OSError."""
+    """Replace the file with these choices, a line each. Raises OSError."""
     write_own(path, "".join(map(_line, choices)))
 
 

@@ -1,4 +1,4 @@
-"""sbatch-almanac at a terminal: read the submission, the user's advice, and earlier answers; then ask."""
+"""A submission at a terminal: read the user's advice and earlier answers; then ask."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from almanac.errors import RequestError
-from almanac.records import Request
-from almanac.submit_config import Hooks, SubmitMode
+from almanac.published.files import usable
+from almanac.records import JobRequest
+from almanac.submit_config import SITE, Hooks, SubmitMode
 from almanac.tiers import Rewrite
-from slurm_hooks.advice import file as advice_file
-from slurm_hooks.advice.file import AdviceFile
+from slurm.options import SHORT, long_name, parse_options
+from slurm.sbatch import SbatchRequest, parse_submission
+from slurm_hooks.advice.file import ADVICE, AdviceFile
 from slurm_hooks.submit import choices, offer
 from slurm_hooks.submit.choices import Choice
 from slurm_hooks.submit.proposal import (
+    COLUMNS,
     PLACING,
     Answer,
     PromptAction,
@@ -32,11 +35,12 @@ from slurm_hooks.submit.proposal import (
     propose,
     question,
 )
-from telemetry.slurm.options import SHORT, long_name, parse_options
-from telemetry.slurm.sbatch import SbatchRequest, parse_submission
+
+if TYPE_CHECKING:
+    from slurm_hooks.advice.kinds import PackingRow
 
 SILENT = ("help", "usage", "version", "test-only", "clusters", "cluster", "uid", "gid")
-"""No advice with these options: nothing is submitted, or not to this cluster, or not as this user."""
+"""Options without advice: nothing is submitted, or not to this cluster, or not as this user."""
 SILENT_VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
 QUIET = ("parsable", "quiet")
 SINFO_S = 1
@@ -51,6 +55,22 @@ class Terminal:
 
     write: Callable[[str], None]
     read_line: Callable[[], str]
+    columns: int = COLUMNS
+
+
+@dataclass(frozen=True)
+class PromptSubmission:
+    """A submission at the prompt, before it is sent.
+
+    options: texts of the options given, by long name. command: returns the text of what would run; raises OSError.
+    can_change: returns False if an option cannot surely be added. is_quiet: print nothing.
+    """
+
+    request: JobRequest
+    options: Mapping[str, str]
+    command: Callable[[], str]
+    can_change: Callable[[Rewrite], bool] = bool
+    is_quiet: bool = False
 
 
 def advise(
@@ -62,98 +82,121 @@ def advise(
     folder. It is called only for a submission that advice may change. May raise any error: the caller then submits what
     was typed.
     """
-    submission = _read(argv, environ)
-    if submission is None:
+    read = _read(argv, environ)
+    if read is None:
         return argv, False
-    now_s = int(time.time())
-    request = submission.request("", now_s)
-    root = advice_dir() or Hooks().advice_dir
-    own = f"{root}/user/{os.getuid()}"
-    advice = advice_file.usable(f"{own}/advice", now_s)
+    options = {name: option.value or "" for name, option in read.options.items()}
+
+    def command() -> str:
+        return options.get("wrap") or (script_text(read.script, options.get("chdir", "")) if read.script else "")
+
+    submission = PromptSubmission(
+        request=read.request("", int(time.time())),
+        options=options,
+        command=command,
+        can_change=lambda change: with_option(argv, read, change) is not None,
+        is_quiet=any(name in options for name in QUIET),
+    )
+    change, was_told = consult(submission, environ, terminal, advice_dir() or Hooks().advice_dir)
+    return (change and with_option(argv, read, change)) or argv, was_told
+
+
+def consult(
+    submission: PromptSubmission, environ: Mapping[str, str], terminal: Terminal | None, root: str
+) -> tuple[Rewrite | None, bool]:
+    """The change of a submission, None for none, and whether the user saw a message. root: of the advice files."""
+    request, now_s = submission.request, int(time.time())
+    advice = usable(ADVICE, root, str(os.getuid()), now_s)
     if advice is None or request.gpu_count <= 0:
-        return argv, False
+        return None, False
     mode = _mode(environ, advice)
-    if mode != "apply" and (terminal is None or any(name in submission.options for name in QUIET)):
-        return argv, False
+    if mode != "apply" and (terminal is None or submission.is_quiet):
+        return None, False
     is_placed = any(name in submission.options for name in PLACING)
     path, is_proposed = choices.choices_path(environ), False
-    for proposal in _proposals(request, advice, root, own, now_s, is_placed):
+    for proposal in _proposals(request, advice, root, now_s, is_placed):
         is_proposed = True
-        changed = with_option(argv, submission, proposal.change)
-        shown = proposal if changed is not None else replace(proposal, change=Rewrite())
+        shown = proposal if submission.can_change(proposal.change) else replace(proposal, change=Rewrite())
 
         def is_offered(found: Proposal = shown) -> bool | None:
-            texts = {name: option.value or "" for name, option in submission.options.items()}
             wanted = offer.wanted(request, found.check or found.change, found.tier)
             max_age_s = offer.SLICE_AGE_S if found.tier.is_slice else offer.MAX_AGE_S
             listing = _nodes(path, environ, now_s, max_age_s)
-            return offer.is_offered(listing, wanted, offer.needs_of(texts, found.gpus))
+            return offer.is_offered(listing, wanted, offer.needs_of(submission.options, found.gpus))
 
         is_changed, was_told = _settle(mode, shown, is_offered, path, now_s, terminal)
         if is_changed or was_told:
-            return (changed if changed and is_changed else argv), was_told
+            return (shown.change if is_changed else None), was_told
     # Beside another tier or type, silent or not, packing would be a second advice on the same GPU.
-    may_note = terminal is not None and not is_proposed and mode in ("show", "ask") and request.is_array
-    return argv, may_note and _note_packing(submission, request, advice, own, path, now_s, terminal)
+    if terminal is None or mode not in ("show", "ask"):
+        return None, False
+    is_noted = not is_proposed and request.is_array and _note_packing(submission, advice, root, path, now_s, terminal)
+    row = None if is_noted else advice.find(request.name_key, request.gpu_count)
+    if row and row.checkpoint:
+        from slurm_hooks.advice.kinds import PackingRow  # late: for large jobs only
+
+        note = PackingRow(row.key, request.gpu_count, 0, row.checkpoint)
+        is_noted = _note_once(note, CHECKPOINTS, path, now_s, terminal)
+    return None, is_noted
 
 
 def _note_packing(
-    submission: SbatchRequest,
-    request: Request,
-    advice: AdviceFile,
-    own: str,
-    path: str | None,
-    now_s: int,
-    terminal: Terminal | None,
+    submission: PromptSubmission, advice: AdviceFile, root: str, path: str | None, now_s: int, terminal: Terminal
 ) -> bool:
     """Tell of an array whose tasks can share a GPU, once a day for each job family. Returns whether it said it."""
-    from slurm_hooks.advice.packing_file import NAME, usable_packing  # late: for arrays only
+    from slurm_hooks.advice.kinds import PACKING  # late: for arrays only
 
-    file = usable_packing(f"{own}/{NAME}", now_s)
-    if file is None or terminal is None:
+    file = usable(PACKING, root, str(os.getuid()), now_s)
+    if file is None:
         return False
-    from slurm_hooks.submit import packing_note
+    from slurm_hooks.submit.late_proposals import find_note
 
-    texts = {name: option.value or "" for name, option in submission.options.items()}
-    command = texts.get("wrap", "")
+    command = ""
     with suppress(OSError):
-        command += _script(submission.script, texts.get("chdir", "")) if submission.script else ""
-    row = packing_note.find_note(request, texts.get("array", ""), command, advice.tiers, file)
-    kept = f"{os.path.dirname(path)}/{NAME}" if path else None  # noqa: PTH120
+        command = submission.command()
+    row = find_note(submission.request, submission.options.get("array", ""), command, advice.tiers, file)
+    return row is not None and _note_once(row, PACKING.name, path, now_s, terminal)
+
+
+CHECKPOINTS = "checkpoints"
+"""The file of notes on checkpoints, in the folder of answers."""
+
+
+def _note_once(row: PackingRow, name: str, path: str | None, now_s: int, terminal: Terminal) -> bool:
+    """Show a note once a day for each job family. name: of the file of notes. Returns whether it was shown."""
+    from slurm_hooks.submit import late_proposals as notes
+
+    kept = f"{os.path.dirname(path)}/{name}" if path else None  # noqa: PTH120
     seen = choices.read(kept)
-    if row is None or packing_note.was_noted(choices.find(seen, row.key, row.gpus), now_s):
+    if notes.was_noted(choices.find(seen, row.key, row.gpus), now_s):
         return False
-    terminal.write(packing_note.note(row))
-    new = packing_note.noted(row, now_s)
+    terminal.write(notes.note(row, terminal.columns))
     with suppress(OSError):
         if kept:
-            choices.write(kept, choices.replaced(seen, new, packing_note.AGAIN_S))
+            choices.write(kept, choices.replaced(seen, notes.noted(row, now_s), notes.AGAIN_S))
     return True
 
 
-def _proposals(
-    request: Request, advice: AdviceFile, root: str, own: str, now_s: int, is_placed: bool
-) -> Iterator[Proposal]:
+def _proposals(request: JobRequest, advice: AdviceFile, root: str, now_s: int, is_placed: bool) -> Iterator[Proposal]:
     """Of another memory tier, then of another GPU type. Only the first one that is not silent counts."""
     if memory := propose(request, advice, is_placed):
         yield memory
-    if gpu_type := _type_proposal(request, root, own, now_s, is_placed):
+    if gpu_type := _type_proposal(request, root, now_s, is_placed):
         yield gpu_type
 
 
-def _type_proposal(request: Request, root: str, own: str, now_s: int, is_placed: bool) -> Proposal | None:
-    """Another GPU type; None where no waits are published. A second question on one submission would be too many."""
-    from slurm_hooks.advice.waits_file import usable_waits  # late: most sites publish no waits
+def _type_proposal(request: JobRequest, root: str, now_s: int, is_placed: bool) -> Proposal | None:
+    """Another GPU type; None if no waits are published. A second question on one submission would be too many."""
+    if not os.path.exists(f"{root}/user/{SITE}/waits"):  # noqa: PTH110
+        return None
+    from slurm_hooks.advice.kinds import TIMES, WAITS  # late: most sites publish no waits
+    from slurm_hooks.submit.late_proposals import propose_type
 
-    waits = usable_waits(root, now_s)
+    waits, times = usable(WAITS, root, SITE, now_s), usable(TIMES, root, str(os.getuid()), now_s)
     if waits is None:
         return None
-    from slurm_hooks.advice.times_file import NAME, usable_times
-    from slurm_hooks.submit.type_proposal import propose_type
-
-    times = usable_times(f"{own}/{NAME}", now_s)
     family = request.name_key, request.gpu_count
-    return propose_type(request, times.times.get(family, ()) if times else (), waits, now_s, is_placed)
+    return propose_type(request, times.of_family(family) if times else (), waits, now_s, is_placed)
 
 
 def _mode(environ: Mapping[str, str], advice: AdviceFile) -> SubmitMode:
@@ -179,18 +222,18 @@ def _settle(
     if what in (PromptAction.CHANGE, PromptAction.NOTHING) or terminal is None:
         return what is PromptAction.CHANGE, False
     if what is PromptAction.CHANGE_AND_SAY:
-        terminal.write(always_said(proposal))
+        terminal.write(always_said(proposal, terminal.columns))
         return True, True
-    terminal.write(message(proposal))
+    terminal.write(message(proposal, terminal.columns))
     word = _ask(terminal, proposal) if what is PromptAction.ASK else None
     _remember(path, known, new_choice(proposal, earlier, word, now_s), terminal)
     return word in ("yes", "always"), True
 
 
 def _nodes(path: str | None, environ: Mapping[str, str], now_s: int, max_age_s: int) -> str:
-    """sinfo's listing of all nodes for offer.is_offered(); "" where sinfo fails or needs more than SINFO_S.
+    """sinfo's listing of all nodes for offer.is_offered(); "" if sinfo fails or needs more than SINFO_S.
 
-    The listing is saved beside the choices and used for max_age_s.
+    The listing is saved with the choices and used for max_age_s.
     """
     place = f"{os.uname().nodename}:{environ.get('SLURM_CONF', '')}"
     file = path and f"{os.path.dirname(path)}/nodes"  # noqa: PTH120
@@ -219,7 +262,7 @@ def _sinfo(environ: Mapping[str, str]) -> str:
 
 
 def _ask(terminal: Terminal, proposal: Proposal) -> Answer:
-    terminal.write(question(proposal))
+    terminal.write(question(proposal, terminal.columns))
     line = terminal.read_line()
     if not line.endswith("\n"):
         terminal.write("\n")
@@ -238,7 +281,7 @@ def _remember(path: str | None, known: Iterable[Choice], new: Choice, terminal: 
 
 
 def _read(argv: Sequence[str], environ: Mapping[str, str]) -> SbatchRequest | None:
-    """The submission; None where it gets no advice, or cannot be read with certainty."""
+    """The submission; None if it gets no advice, or cannot be read with certainty."""
     typed, rest = parse_options(argv)
     words = argv[: len(argv) - len(rest)]
     if any(variable in environ for variable in SILENT_VARIABLES) or not all(map(_is_known, words)):
@@ -248,7 +291,7 @@ def _read(argv: Sequence[str], environ: Mapping[str, str]) -> SbatchRequest | No
         return None  # the script will come from standard input, which is sbatch's alone
     folder = next((option.value for option in reversed(typed) if option.name == "chdir"), None) or ""
     try:
-        submission = parse_submission(argv, environ, lambda name: _script(name, folder))
+        submission = parse_submission(argv, environ, lambda name: script_text(name, folder))
     except (RequestError, OSError):
         return None
     is_silent = submission.is_het or any(name in submission.options for name in SILENT)
@@ -262,7 +305,7 @@ def _is_known(word: str) -> bool:
     return not (len(word) > 1 and word.startswith("-")) or word[1] in SHORT
 
 
-def _script(name: str, folder: str) -> str:
+def script_text(name: str, folder: str) -> str:
     """Text of the script where sbatch looks first. Raises OSError unless it is a regular file."""
     handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # noqa: PTH118
     with open(handle, "rb") as file:  # noqa: PTH123 - of a descriptor

@@ -1,4 +1,4 @@
-"""Whether sinfo lists nodes that meet a rewritten submission as a whole. cli_filter.lua does the same (lua/offer.lua).
+"""Look in sinfo's listing for nodes that meet a rewritten submission as a whole.
 
 Slurm refuses a submission whose constraint no node meets, so a change is offered only if the answer is a sure yes. The
 answer is no for some requests that Slurm would spread over nodes (`-n 128` without `-N`). Not checked: generic
@@ -12,22 +12,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from almanac.records import Request
+from almanac.records import JobRequest
 from almanac.submit_config import Tier
 from almanac.tiers import Rewrite
 from almanac.tres import parse_gpus
 from almanac.units import parse_time_limit
 
 FORMAT = "%P|%D|%c|%m|%f|%G|%l|%a|%g"
-"""Of sinfo -o: partition, nodes, CPUs, memory (MiB), features, GRES, time limit, availability, groups."""
+"""Format of sinfo -o: partition, nodes, CPUs, memory (MiB), features, GRES, time limit, availability, groups."""
 MAX_BYTES = 262_144
 MAX_AGE_S = 300
 """Age up to which a saved listing is used, so that a loop of submissions asks slurmctld once."""
 SLICE_AGE_S = 30
-"""The same before a change to a MIG slice: a layout can change, and Slurm refuses a type that no node has."""
+"""Age limit before a change to a MIG slice: a layout can change, and Slurm refuses a type that no node has."""
 _NAMES_GPUS = ("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task")
-_NO_COUNT = 65_534
+NO_COUNT = 65_534
 """Slurm's NO_VAL16; larger numbers are its NO_VAL and INFINITE."""
+_NO_TIME_S = 0xFFFFFFFE * 60
 _COUNT = re.compile(r"[0-9]{1,9}")
 _NODES = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?:[,:].*)?")
 _MEMORY = re.compile(r"([0-9]{1,12})([KMGTkmgt]?)[Bb]?\??")
@@ -38,7 +39,7 @@ _GPU = re.compile(r"gpu:(?:([^:]+):)?([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class Needs:
-    """The least that a submission asks of its nodes. gpus: of the whole job; time_limit_s: None where it names none;
+    """The least that a submission asks of its nodes. gpus: of the whole job; time_limit_s: None without one;
     the rest per node.
     """
 
@@ -102,31 +103,31 @@ def needs_of(options: Mapping[str, str], gpus: int) -> Needs | None:
     )
     mem, per_cpu, per_gpu = (mib or 0 for mib in memory)
     memory_mib = max(mem, per_cpu * cpus, per_gpu * gpus_per_node)
-    return Needs(nodes, gpus, gpus_per_node, cpus, memory_mib, _seconds(options.get("time", "")))
+    return Needs(nodes, gpus, gpus_per_node, cpus, memory_mib, seconds(options.get("time", "")))
 
 
 def _nodes(text: str) -> tuple[int, int] | None:
-    """The least and the greatest number of nodes, 0 where it is not given; None where the text cannot be read.
+    """The least and the greatest number of nodes, 0 if it is not given; None if the text cannot be read.
 
     "1-0" is what cli_filter gets where the user names none.
     """
     if text in ("", "1-0"):
         return 0, 0
     match = _NODES.fullmatch(text)
-    if match is None or not 1 <= int(match[1]) < _NO_COUNT:
+    if match is None or not 1 <= int(match[1]) < NO_COUNT:
         return None
     return int(match[1]), int(match[2] or (match[1] if match[0] == match[1] else 0))
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:
-    """The count that an option asks for; None where it asks for none."""
+    """The count that an option asks for, or None."""
     text = options.get(name, "")
     count = int(text) if _COUNT.fullmatch(text) else 0
-    return count if 1 <= count < _NO_COUNT else None
+    return count if 1 <= count < NO_COUNT else None
 
 
 def _memory(text: str) -> int | None:
-    """MiB of "4G", "500" or "0"; None where it cannot be read."""
+    """MiB of "4G", "500", or "0"; None if it cannot be read."""
     match = _MEMORY.fullmatch(text)
     return math.ceil(int(match[1]) * _MIB[match[2].upper()]) if match else None
 
@@ -144,16 +145,17 @@ def _spelled(options: Mapping[str, str], name: str) -> str:
     return re.sub("[^,]+", r"gpu:\g<0>", options.get(name, ""))
 
 
-def _seconds(text: str) -> int | None:
-    """None for no limit: "", "infinite", and what cannot be read."""
+def seconds(text: str) -> int | None:
+    """Parse a time limit into seconds; None for no limit: "", "infinite", NO_VAL minutes, or text that is not one."""
     try:
-        return parse_time_limit(text) or None
+        found = parse_time_limit(text)
     except ValueError:
         return None
+    return found if found and found < _NO_TIME_S else None
 
 
-def wanted(request: Request, change: Rewrite, tier: Tier) -> NodeRequest:
-    """What the request asks for with the change."""
+def wanted(request: JobRequest, change: Rewrite, tier: Tier) -> NodeRequest:
+    """Nodes that the request asks for with the change."""
     constraint = change.value if change.option == "--constraint" else request.constraints
     features = tuple(re.findall(r"[^&,]+", constraint)) if _PLAIN.fullmatch(constraint) else None
     gpu_type = tier.gres if change.option in _NAMES_GPUS else request.gpu_type
@@ -163,7 +165,7 @@ def wanted(request: Request, change: Rewrite, tier: Tier) -> NodeRequest:
 
 
 def is_offered(listing: str, asked: NodeRequest, needs: Needs | None) -> bool | None:
-    """Whether nodes take the request; None where that is not known. Each of several partitions must hold the needs.
+    """True if nodes take the request; None if that is not known. Each of several partitions must hold the needs.
 
     listing: output of `sinfo -a -e -h -o FORMAT`.
     """
@@ -186,7 +188,7 @@ def _rows(listing: str) -> Iterable[_Nodes]:
         if len(fields) == 9 and all(map(_COUNT.fullmatch, fields[1:4])):
             name, nodes, cpus, memory, features, gres, limit, state, groups = fields
             yield _Nodes(
-                name, int(nodes), int(cpus), int(memory), frozenset(features.split(",")), gres, _seconds(limit),
+                name, int(nodes), int(cpus), int(memory), frozenset(features.split(",")), gres, seconds(limit),
                 state == "up" and groups == "all",
             )  # fmt: skip
 
@@ -208,7 +210,7 @@ def _fits(row: _Nodes, asked: NodeRequest, needs: Needs) -> bool:
 
 
 def _takes(row: _Nodes, needs: Needs) -> bool:
-    """Whether a partition that the submission did not name would take it."""
+    """True if a partition that the submission did not name would take it."""
     is_too_long = row.limit_s is not None and needs.time_limit_s is not None and needs.time_limit_s > row.limit_s
     return row.is_open and not is_too_long
 

@@ -1,7 +1,4 @@
-"""What to say of a submission at a terminal, and whether to say it: pure. cli_filter.lua does the same in Lua.
-
-tests/slurm_hooks/vectors/ has examples that both pass.
-"""
+"""The message and the question for a submission at a terminal, and when they are due. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +7,27 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from almanac.records import Request
+from almanac.records import JobRequest
 from almanac.submit_config import SubmitMode, Tier
 from almanac.tiers import Rewrite, names_any_tier, requested_tier, rewrite
 from almanac.units import printable
 from slurm_hooks.advice import file as advice_file
-from slurm_hooks.advice.file import AdviceFile, Row
+from slurm_hooks.advice.file import AdviceFile, AdviceRow
 from slurm_hooks.submit.choices import Choice, ChoiceWord
 
 COLUMNS = 80
+"""Most columns of a message; a narrower terminal has fewer."""
 HEAD = "almanac: "
 INDENT = " " * len(HEAD)
 PLACING = ("nodelist", "nodefile", "exclude", "reservation")
-"""With these options nothing is changed: they may leave no nodes of the advised tier."""
+"""Options with which nothing is changed: they may leave no nodes of the advised tier."""
 SHORT = {"--constraint": "-C", "--partition": "-p"}
 Answer = Literal["yes", "no", "always", "never"]
 _SAFE = re.compile(r"[A-Za-z0-9_.:,+&|=-]*")
 
 
 class PromptAction(Enum):
-    """What happens to a submission: nothing, a message, a question, a silent change, or a change with a message."""
+    """Outcome for a submission: nothing, a message, a question, a silent change, or a change with a message."""
 
     NOTHING = "nothing"
     TELL = "tell"
@@ -49,7 +47,7 @@ class Proposal:
 
     key: str
     gpus: int
-    row: Row
+    row: AdviceRow
     tier: Tier
     change: Rewrite
     asked: Tier | None = None
@@ -63,7 +61,7 @@ class Proposal:
         return f"?{self.key}"[:64] if self.said else self.key
 
 
-def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
+def propose(request: JobRequest, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
     """The other tier, or None: no row has a tier, the request names a tier of that size already, it leaves a choice
     between tiers, or the tier is a MIG slice and the job may use more than one GPU. is_placed: whether an option of
     PLACING is given.
@@ -88,7 +86,7 @@ def propose(request: Request, advice: AdviceFile, is_placed: bool = False) -> Pr
     return Proposal(key, request.gpu_count, row, tier, change, asked)
 
 
-def _change(request: Request, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
+def _change(request: JobRequest, tiers: tuple[Tier, ...], asked: Tier | None, target: Tier) -> Rewrite:
     if asked is not None and asked.kind != target.kind:
         return Rewrite(why_not=f"{asked.name} is asked for by another option than {target.name}")
     return rewrite(request, tiers, target)
@@ -135,27 +133,26 @@ def new_choice(proposal: Proposal, earlier: Choice | None, word: Answer | None, 
     return Choice(proposal.choice_key, proposal.gpus, lasting, proposal.tier.name, now_s)
 
 
-def message(proposal: Proposal) -> str:
-    """The tier, the evidence, the expected waits, and why the change is not offered; wrapped, each line ended."""
+def message(proposal: Proposal, columns: int = COLUMNS) -> str:
+    """The tier, the evidence, the gain, and why the change is not offered; wrapped, each line ended."""
     row, asked, tier = proposal.row, proposal.asked, proposal.tier
     too_small = f"{asked.name} is too small, " if asked and asked.size < tier.size else ""
-    said = wrapped(proposal.said or f"{too_small}{tier.name} is enough: {row.text}", HEAD)
-    if row.waits:
-        waits = ", ".join(wait.replace("=", " ", 1) for wait in row.waits.split(";"))
-        said += wrapped(f"Expected wait: {waits}.", INDENT)
+    said = wrapped(proposal.said or f"{too_small}{tier.name} is enough: {row.text}", HEAD, columns)
+    if proposal.change.value and (gain := row.gain(asked, tier, proposal.gpus)):
+        said += wrapped(f"With {tier.name}, {gain}.", INDENT, columns)
     if proposal.not_offered:
-        said += wrapped(f"No change: {proposal.not_offered}.", INDENT)
+        said += wrapped(f"No change: {proposal.not_offered}.", INDENT, columns)
     return said
 
 
-def question(proposal: Proposal) -> str:
+def question(proposal: Proposal, columns: int = COLUMNS) -> str:
     """The question in two lines; the cursor stays on the second."""
-    submit = wrapped(f"Submit with {typed(proposal.change)} instead?", INDENT)
+    submit = wrapped(f"Submit with {typed(proposal.change)} instead?", INDENT, columns)
     return f"{submit}{INDENT}[y]es, [N]o, [a]lways, or ne[v]er for this job: "
 
 
-def always_said(proposal: Proposal) -> str:
-    return wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD)
+def always_said(proposal: Proposal, columns: int = COLUMNS) -> str:
+    return wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD, columns)
 
 
 def typed(change: Rewrite) -> str:
@@ -166,15 +163,15 @@ def typed(change: Rewrite) -> str:
     return f"{name} {quoted}" if name else f"{change.option}={quoted}"
 
 
-def wrapped(text: str, head: str) -> str:
-    """Lines of at most COLUMNS, unless a word is longer. A number stays on one line with its unit.
+def wrapped(text: str, head: str, columns: int = COLUMNS) -> str:
+    """Lines of at most `columns`, unless a word is longer. A number stays with its unit, an option with its value.
 
     The file's reader lets only printable ASCII pass, so the text has no byte 1 of its own.
     """
     lines = [head]
-    for word in re.sub("([0-9]) ([A-Za-z])", "\\1\x01\\2", text).split():
+    for word in re.sub("([0-9]) ([A-Za-z])|( -[A-Za-z]) ([\"'])", "\\1\\3\x01\\2\\4", text).split():
         gap = "" if lines[-1] in (head, INDENT) else " "
-        if gap and len(lines[-1]) + 1 + len(word) > COLUMNS:
+        if gap and len(lines[-1]) + 1 + len(word) > columns:
             lines.append(INDENT)
             gap = ""
         lines[-1] += gap + word

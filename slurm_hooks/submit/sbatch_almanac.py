@@ -25,13 +25,20 @@ PART_BYTES = 128_000
 """Length of each of them but the last."""
 MAX_PARTS = 100
 LAUNCHED = "-python"
-"""How this file's name ends where scripts/wheel/sbatch-almanac, beside it, starts it."""
+"""End of this file's name if scripts/wheel/sbatch-almanac, in the same folder, starts it."""
 MARK_FD = 719
 MARK = 719_000_000_000_000
 """A mark that sbatch inherits and its job does not: an open file at MARK_FD whose offset is MARK + 10 x tried + told.
 
 tried: how many programs named sbatch were run already (one that calls us again must not be run again). told: the user
 was told or asked something, so that cli_filter.lua, which looks at /proc/self/fdinfo, keeps silent.
+"""
+
+
+HELP = """Usage: sbatch-almanac [OPTIONS of sbatch] SCRIPT [ARGS]...
+
+Submit a job as sbatch does. At a terminal, it first shows advice for the job.
+This host has no sbatch, whose own help would follow: run it where you submit.
 """
 
 
@@ -53,6 +60,9 @@ def main() -> NoReturn:
                 os.execve(path, ["sbatch", *words], environment)
             except OSError as error:
                 fault = f"{path}: {error.strerror}"
+    if not {"-h", "--help", "--usage"}.isdisjoint(argv):
+        sys.stdout.write(HELP)
+        sys.exit(0)
     sys.exit(f"sbatch-almanac: cannot run sbatch: {fault}")
 
 
@@ -94,18 +104,18 @@ def _decoded(part: bytes) -> bytes:
 
 
 def may_matter(environ: Mapping[str, str]) -> bool:
-    """Whether advice is possible: outside jobs, not switched off, and with a terminal or in mode apply."""
+    """True if advice is possible: outside jobs, not switched off, and with a terminal or in mode apply."""
     mode = environ.get("ALMANAC_ADVICE", "")
     return "SLURM_JOB_ID" not in environ and mode != "off" and (mode == "apply" or has_terminal())
 
 
-def has_terminal() -> bool:
-    """Whether standard input and standard error are terminals and this program is in the foreground.
+def has_terminal(errors: int = 2) -> bool:
+    """Return True if standard input and a descriptor are terminals and this program is in the foreground.
 
     In the background a question would stop it.
     """
     try:
-        return os.isatty(0) and os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
+        return os.isatty(0) and os.isatty(errors) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
 
@@ -116,7 +126,7 @@ def advised(argv: Sequence[str]) -> tuple[Sequence[str], bool]:
     try:
         from slurm_hooks.submit.dialogue import Terminal, advise
 
-        terminal = Terminal(_say, _read_line) if has_terminal() else None
+        terminal = Terminal(_say, read_line, columns_of(2)) if has_terminal() else None
         return advise(argv, os.environ, terminal, lambda: configured(os.environ, "hooks", "advice_dir"))
     except Exception as error:
         if os.environ.get("ALMANAC_DEBUG"):
@@ -129,7 +139,13 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _read_line() -> str:
+def columns_of(terminal: int) -> int:
+    """The width of a terminal, for lines of 40 to 80 columns. 0: it does not know."""
+    width = os.get_terminal_size(terminal).columns
+    return min(max(width, 40), 80) if width else 80
+
+
+def read_line() -> str:
     """One line from the terminal, and not a byte more: the rest is sbatch's."""
     return os.read(0, 1024).decode("ascii", "replace")
 
@@ -157,9 +173,9 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def configured(environ: Mapping[str, str], section: str, key: str) -> str:
-    """A text of the configuration file; "" where it, or the file, is not there or cannot be read, or root must not.
+    """Return a string of the configuration file; "" if the file or the key is absent, unreadable, or not trusted.
 
-    almanac.config_file reads the same files and checks them; importing it would take a tenth of our time.
+    almanac.config_file reads the same files and checks them. Importing it would take a tenth of this program's time.
     """
     home = environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config"
     named = environ.get("ALMANAC_CONFIG")
@@ -173,7 +189,7 @@ def configured(environ: Mapping[str, str], section: str, key: str) -> str:
         import tomllib
 
         if os.geteuid() == 0:
-            from almanac.trusted_file import require_trusted
+            from almanac.files import require_trusted
 
             require_trusted(path)
         with open(path, "rb") as file:  # noqa: PTH123
@@ -192,7 +208,10 @@ def read_mark() -> tuple[int, bool]:
 
 
 def set_mark(tried: int, told: bool) -> None:
-    """Without it (an old kernel, few descriptors, the number in use) the worst is a second question."""
+    """Note how often this submission was tried, and if its user was told, for the next sbatch-almanac in it.
+
+    Without a mark (an old kernel, few descriptors, the number in use), the user may get a second question.
+    """
     try:
         if read_mark() == (0, False):
             _claim()

@@ -1,1 +1,3 @@
-"""Which job had which GPU, and when."""
+"""Attribute GPUs to jobs, by time."""
+
+__all__ = ("allocations", "runs", "seen_units")

@@ -1,28 +1,37 @@
-"""Which GPU belonged to which job, and when.
+"""Attribute GPUs to jobs: which GPU belonged to which job, and when.
 
 sacct says which nodes a job had and how many GPUs in all, but not which ones. A job that had every GPU of its nodes
 owns them by host and time; any other needs a binding: the exporter's label, a prolog record or squeue's gres_detail,
-in this order. What cannot be told is attributed to nobody.
+in this order. GPUs that nothing assigns belong to no job.
+A job with a part of a GPU (shard, MPS) owns the GPU only if no other job had a part of it at any time of the job.
+
+Slurm and an exporter may write one host in two ways: nl2 and NL2, nid001 and nid001.cluster.example, n1 and n1:9400.
+So names are compared without case, port, and domain. Hosts that differ only in their domain stay separate.
 """
 
 from __future__ import annotations
 
+import functools
+import ipaddress
+import re
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, combinations
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.bindings import CONTRADICTED, Binding, Unit, units_of
-from telemetry.attribution.seen_units import Inventory, days_of
-from telemetry.slurm.hostlist import expand
+from slurm.hostlist import expand
+from telemetry.attribution.seen_units import CONTRADICTED, Binding, Inventory, Unit, days_of, units_of
 from telemetry.store.schema import schema_of, table_of
 
 UNBOUND = "shared node without GPU binding"
 UNBOUND_COUNT = f"{UNBOUND} (GPUs per node unknown)"
 DOUBLY_BOUND = "GPU bound to two jobs at once"
 NO_NODES = "node list missing or unreadable"
+SHARED_GPU = "GPU shared with another job"
 
 # A prolog runs just before the start that accounting records.
 _PROLOG_LEAD_S = 300
@@ -33,6 +42,7 @@ class JobRun:
     """One run of a GPU job that has ended: half-open [start_s, end_s). A requeued run is a job of its own.
 
     hosts is () where the node list cannot be read. gpu_type: GRES type that it was given or asked for; "" for none.
+    shares: shards, or parts under MPS, of one GPU on each host; gpu_count is then the number of these GPUs.
     """
 
     job_id: int
@@ -45,6 +55,7 @@ class JobRun:
     account: str = ""
     partition: str = ""
     gpu_type: str = ""
+    shares: int = 0
 
     @property
     def elapsed_s(self) -> int:
@@ -53,7 +64,7 @@ class JobRun:
 
 @dataclass
 class Attribution:
-    """Who owns what. Jobs are named by their place in the list that was given.
+    """The owner of each GPU. Jobs are named by their place in the list that was given.
 
     allocations: one row per job and unit: job, host, gpu, mig, start_ms, end_ms. No two allocations of a unit overlap.
     origin: where a job's allocations come from: "whole node", "label", "prolog" or "squeue".
@@ -65,7 +76,7 @@ class Attribution:
     failed: dict[int, str] = field(default_factory=dict)
 
     def of_first(self, number: int) -> Attribution:
-        """The same without the jobs from place `number` on."""
+        """Return the attribution of the jobs before place `number`."""
         return Attribution(
             self.allocations.filter(pc.field("job") < number),
             {place: origin for place, origin in self.origin.items() if place < number},
@@ -73,16 +84,7 @@ class Attribution:
         )
 
 
-ALLOCATIONS = schema_of(
-    {
-        "job": pa.int32(),
-        "host": pa.string(),
-        "gpu": pa.int16(),
-        "mig": pa.string(),
-        "start_ms": pa.int64(),
-        "end_ms": pa.int64(),
-    }
-)
+ALLOCATIONS = schema_of("job int32, host string, gpu int16, mig string, start_ms int64, end_ms int64")
 
 _Allocations = dict[int, list[tuple[str, Unit]]]
 _Place = tuple[str, int, str]
@@ -91,7 +93,7 @@ _Place = tuple[str, int, str]
 
 @dataclass
 class _Bound:
-    """What the records of a job say: units by origin, and why records were not believed."""
+    """The units in the records of a job, by origin, and why records were not believed."""
 
     units: dict[str, set[_Place]] = field(default_factory=lambda: defaultdict(set))
     doubts: set[str] = field(default_factory=set)
@@ -124,16 +126,17 @@ def attribute(
         if not job.hosts:
             result.failed[number] = NO_NODES
         elif number not in shared:
-            allocations[number] = _whole_nodes(job, inventory)
+            seen = ((host, inventory.of(host, job.start_s, job.end_s)) for host in job.hosts)
+            allocations[number] = [(host, unit) for host, units in seen for unit in sorted(units)]
             result.origin[number] = "whole node"
         else:
             bound = records.get(number, _Bound())
             bound.units["label"] = set(labeled.get(number, ()))
             _allocate_bound(number, job, inventory, bound, allocations, result)
-    for number in _overlapping(jobs, allocations):
+    for number in _beside_unknown(jobs, allocations) | _overlapping(jobs, allocations):
         del allocations[number]
         del result.origin[number]
-        result.failed[number] = DOUBLY_BOUND
+        result.failed[number] = SHARED_GPU if jobs[number].shares else DOUBLY_BOUND
     result.allocations = _table(jobs, allocations)
     return result
 
@@ -146,7 +149,8 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     """
     largest: dict[tuple[str, int], int] = defaultdict(int)
     for job in jobs:
-        if len(job.hosts) == 1 and not _has_instances(inventory, job):
+        # MIG instances are counted as GPUs: they say nothing of the node's GPUs at another time.
+        if len(job.hosts) == 1 and not any(mig for _, mig in inventory.of(job.hosts[0], job.start_s, job.end_s)):
             for place in _places(job, job.hosts[0]):
                 largest[place] = max(largest[place], job.gpu_count)
     crowded = _crowded(jobs)
@@ -164,17 +168,12 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     return found
 
 
-def _has_instances(inventory: Inventory, job: JobRun) -> bool:
-    """Whether it counts MIG instances as GPUs, which say nothing of the GPUs of the same node at another time."""
-    return any(mig for host in job.hosts for _, mig in inventory.of(host, job.start_s, job.end_s))
-
-
 def _places(job: JobRun, host: str) -> Iterator[tuple[str, int]]:
     return ((host, day) for day in days_of(job.start_s, job.end_s))
 
 
 def _size(units: frozenset[Unit], known: int) -> int:
-    """GPUs of a host: those seen, counted to the highest index, or as many as one job had; 0 where none is seen.
+    """Count the GPUs of a host: those seen, up to the highest index, or as many as one job had; 0 if none was seen.
 
     known: the most that a single-node job had there on these days.
     """
@@ -210,17 +209,8 @@ def overlaps(spans: list[tuple[int, int, int]]) -> set[int]:
     return found
 
 
-def _whole_nodes(job: JobRun, inventory: Inventory) -> list[tuple[str, Unit]]:
-    return [(host, unit) for host in job.hosts for unit in sorted(inventory.of(host, job.start_s, job.end_s))]
-
-
 def _allocate_bound(
-    number: int,
-    job: JobRun,
-    inventory: Inventory,
-    bound: _Bound,
-    allocations: _Allocations,
-    result: Attribution,
+    number: int, job: JobRun, inventory: Inventory, bound: _Bound, allocations: _Allocations, result: Attribution
 ) -> None:
     """Allocation what the first origin names that names no more GPUs than the job has.
 
@@ -238,7 +228,7 @@ def _allocate_bound(
 
 
 def _records_by_job(jobs: Sequence[JobRun], inventory: Inventory, bindings: Sequence[Binding]) -> dict[int, _Bound]:
-    """What prolog and squeue records name, by job. Each record goes to one run of its job."""
+    """Map jobs to the GPUs that prolog and squeue records name. Each record goes to one run of its job."""
     runs: dict[int, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
         runs[job.job_id].append(number)
@@ -274,6 +264,23 @@ def _overlapping(jobs: Sequence[JobRun], allocations: _Allocations) -> set[int]:
     return set().union(*(overlaps(spans) for spans in by_unit.values() if len(spans) > 1))
 
 
+def _beside_unknown(jobs: Sequence[JobRun], allocations: _Allocations) -> set[int]:
+    """Jobs with a part of a GPU, while another such job had a part of an unknown GPU of the host."""
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        for host in job.hosts if job.shares else ():
+            by_host[host].append(number)
+    found: set[int] = set()
+    for numbers in by_host.values():
+        unknown = sorted((jobs[n].start_s, jobs[n].end_s) for n in numbers if n not in allocations)
+        latest = list(accumulate((end_s for _, end_s in unknown), max))
+        for number in numbers:
+            before = bisect_left(unknown, (jobs[number].end_s, 0))
+            if number in allocations and before and latest[before - 1] > jobs[number].start_s:
+                found.add(number)
+    return found
+
+
 def _table(jobs: Sequence[JobRun], allocations: _Allocations) -> pa.Table:
     rows = [
         (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
@@ -281,3 +288,71 @@ def _table(jobs: Sequence[JobRun], allocations: _Allocations) -> pa.Table:
         for host, (gpu, mig) in units
     ]
     return table_of(ALLOCATIONS, rows)
+
+
+_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:]*))(?::[0-9]{1,5})?")
+
+
+@dataclass(frozen=True)
+class HostNames:
+    """The Slurm node of each host that has another name in telemetry. unclear: hosts that may be one of several."""
+
+    nodes: Mapping[str, str]
+    unclear: frozenset[str] = frozenset()
+
+
+def match_hosts(hosts: Collection[str], nodes: Collection[str]) -> HostNames:
+    """The Slurm nodes of telemetry's hosts. A host is matched only if no other host or node fits its name."""
+    groups: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, names in enumerate((hosts, nodes)):
+        for name in sorted(set(names)):
+            groups[name_parts(name)[0]][side].append(name)
+    found, unclear = dict[str, str](), set[str]()
+    for ours, theirs in groups.values():
+        for host in ours if theirs and ours != theirs else ():
+            node = _node_of(host, ours, theirs)
+            if node is None:
+                unclear.add(host)
+            elif node != host:
+                found[host] = node
+    return HostNames(found, frozenset(unclear))
+
+
+def match_days(hosts: Mapping[int, Collection[str]], jobs: Iterable[JobRun]) -> dict[int, HostNames]:
+    """Match hosts for each day since 1970: the hosts seen on it, and the nodes of the jobs that ran on it."""
+    nodes: dict[int, set[str]] = defaultdict(set)
+    for job in jobs:
+        for day in days_of(job.start_s, job.end_s):
+            if day in hosts:
+                nodes[day].update(job.hosts)
+    return {day: match_hosts(names, nodes[day]) for day, names in hosts.items() if day in nodes}
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def name_parts(name: str) -> tuple[str, ...]:
+    """The labels of a host name in lower case, without a port; an address is one label."""
+    match = _PORT.fullmatch(name)
+    host = name if match is None else match["v6"] or match["host"] or name
+    host = host.lower().rstrip(".")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return tuple(host.split("."))
+    return (host,)
+
+
+def may_be_one(one: str, other: str) -> bool:
+    """Return True if two names can mean one host: the parts that both have are equal."""
+    return all(a == b for a, b in zip(name_parts(one), name_parts(other), strict=False))
+
+
+def _node_of(host: str, hosts: Collection[str], nodes: Collection[str]) -> str | None:
+    """hosts, nodes: those that share their first part with the host."""
+    if host in nodes:
+        return host
+    near = [node for node in nodes if name_parts(node) == name_parts(host)]
+    near = near or [node for node in nodes if may_be_one(host, node)]
+    if len(near) != 1:
+        return None
+    rivals = [other for other in hosts if may_be_one(other, host) or may_be_one(other, near[0])]
+    return near[0] if all(may_be_one(a, b) for a, b in combinations([*rivals, near[0]], 2)) else None

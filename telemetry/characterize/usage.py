@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 
 from almanac.config import Config
-from telemetry.characterize.statistics import Bands, histogram, quantile_names, share_of, spread, steps
-from telemetry.characterize.table import StudyTable, columns
-from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.metric_tables_sql import PIPE_USED_FRAC
+from telemetry.characterize.table import Bands, StudyTable, columns, histogram, quantile_names, share_of, spread, steps
+from telemetry.counters import PIPES
+from telemetry.metrics.roofline import PIPE_USED_FRAC
 
 SIZES = Bands("gpus_from", "gpus_below", (1, 3, 5, 9, 17, 33, 65, 129, 257, 513))
 """Size classes of figure 1: 1-2, 3-4, 5-8, ... GPUs."""
@@ -39,8 +38,7 @@ def _sizes(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
     found = groups.agg(jobs=("gpu_hours", "size"), gpu_hours=("gpu_hours", "sum")).reindex(every, fill_value=0)
     total_h = found["gpu_hours"].sum()
     return _with_edges(found.reset_index()).assign(
-        share=lambda f: f["jobs"] / len(jobs),
-        gpu_hours_share=lambda f: f["gpu_hours"] / total_h if total_h else np.nan,
+        share=lambda f: f["jobs"] / len(jobs), gpu_hours_share=lambda f: f["gpu_hours"] / total_h if total_h else np.nan
     )
 
 
@@ -53,10 +51,10 @@ def _utilization(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 
 
 def pipe_thresholds(jobs: pd.DataFrame, config: Config) -> dict[str, dict[str, float]]:
-    """For either rule the mean activity above which each pipe counts as used.
+    """Return, for either rule, the mean activity above which each pipe counts as used.
 
-    The paper's text (IV-B) takes the larger of a fixed value and the pipe's 5th percentile over the jobs at hand; its
-    notebooks take the fixed value.
+    The paper's text (Cankur et al., IV-B) takes the larger of a fixed value and the pipe's 5th percentile over the jobs
+    at hand; its notebooks take the fixed value.
     """
     low = {pipe: jobs[f"mean_{pipe}_active_frac"].quantile(0.05) for pipe in PIPES}
     # A pipe whose counter no job has: its 5th percentile is NaN.
@@ -67,7 +65,7 @@ def pipe_thresholds(jobs: pd.DataFrame, config: Config) -> dict[str, dict[str, f
 
 
 def by_pipes(jobs: pd.DataFrame, config: Config, of: Callable[[pd.DataFrame, list[str]], pd.DataFrame]) -> pd.DataFrame:
-    """What `of` makes of the jobs and the columns to group them by, once by each rule.
+    """Return the results of `of` for the jobs and the columns to group them by, once by each rule.
 
     Adds rule, pipes ("fp64+tensor", or "none"), pipes_unknown ("", "fp16"), and the thresholds. `of` counts `jobs`.
     """
@@ -114,7 +112,7 @@ def _utilization_of(jobs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def largest_tier_names(config: Config) -> set[str]:
-    """Names of the tiers of most memory; empty where no tier is configured."""
+    """Return the names of the tiers of most memory; empty if no tier is configured."""
     most_mib = max((tier.capacity_mib for tier in config.tiers), default=0)
     return {tier.name for tier in config.tiers if tier.capacity_mib == most_mib}
 
@@ -162,80 +160,25 @@ def _peak_shares(jobs: pd.DataFrame, config: Config) -> pd.DataFrame:
 _PEAK_NEEDS = ("hbm_peak_mib", "hbm_peak_frac")
 _PEAK_READS = (*_TIER_KEYS, "is_preallocated")
 USAGE = (
-    StudyTable(
-        "fig01_job_size",
-        "1",
-        "Jobs and GPU hours by size class",
-        columns(*_SIZE, ("jobs", "count"), ("share", "real"), ("gpu_hours", "real"), ("gpu_hours_share", "real")),
-        _sizes,
-        reads=("gpu_count", "gpu_hours"),
-    ),
-    StudyTable(
-        "fig01_duration",
-        "1",
-        "Duration by size class",
-        columns(*_SIZE, *spread_columns("elapsed_h")),
-        _durations,
-        needs=("elapsed_h",),
-        reads=("gpu_count",),
-    ),
-    StudyTable(
-        "fig01_gpu_util",
-        "1",
-        "Mean GPU_UTIL by size class",
-        columns(*_SIZE, *spread_columns("gpu_util_pct")),
-        _utilization,
-        needs=("gpu_util_pct",),
-        reads=("gpu_count",),
-    ),
-    StudyTable(
-        "fig02_pipe_mix",
-        "2",
-        "Floating-point pipes used together, and mean GPU_UTIL",
-        columns(
-            *PIPE_COLUMNS,
-            *((f"threshold_{pipe}_frac", "real") for pipe in PIPES),
-            ("jobs", "count"),
-            ("share", "real", "of the jobs of the table"),
-            ("gpu_util_jobs", "count", "jobs whose mean GPU_UTIL is known"),
-            ("mean_gpu_util_pct", "real"),
-        ),
-        _pipe_mixes,
-        needs_any=tuple(f"mean_{pipe}_active_frac" for pipe in PIPES),
-        reads=("gpu_util_pct",),
-        is_profiled=True,
-    ),
-    StudyTable(
-        "fig03_hbm_peak",
-        "3",
-        "HBM peak by tier asked for and capacity",
-        columns(
-            *_TIER_COLUMNS,
-            ("hbm_peak_frac_from", "real"),
-            ("hbm_peak_frac_below", "real", "null: no limit"),
-            ("jobs", "count"),
-            ("share", "real"),
-            ("cumulative_share", "real"),
-        ),
-        _peaks,
-        needs=_PEAK_NEEDS,
-        reads=_PEAK_READS,
-    ),
-    StudyTable(
-        "fig03_hbm_peak_shares",
-        "3",
-        "HBM peaks below and above round shares of the capacity",
-        columns(
-            *_TIER_COLUMNS[:3],
-            ("reserved", "text", "all, or one of those of fig03_hbm_peak"),
-            ("jobs", "count"),
-            ("share_below_20pct", "real"),
-            ("share_at_most_50pct", "real"),
-            ("share_at_least_80pct", "real"),
-            ("share_at_least_90pct", "real"),
-        ),
-        _peak_shares,
-        needs=_PEAK_NEEDS,
-        reads=_PEAK_READS,
-    ),
-)
+    StudyTable("fig01_job_size", "1", "Jobs and GPU hours by size class", columns(*_SIZE, ("jobs", "count"),
+               ("share", "real"), ("gpu_hours", "real"), ("gpu_hours_share", "real")), _sizes,
+               reads=("gpu_count", "gpu_hours")),
+    StudyTable("fig01_duration", "1", "Duration by size class", columns(*_SIZE, *spread_columns("elapsed_h")),
+               _durations, needs=("elapsed_h",), reads=("gpu_count",)),
+    StudyTable("fig01_gpu_util", "1", "Mean GPU_UTIL by size class", columns(*_SIZE, *spread_columns("gpu_util_pct")),
+               _utilization, needs=("gpu_util_pct",), reads=("gpu_count",)),
+    StudyTable("fig02_pipe_mix", "2", "Floating-point pipes used together, and mean GPU_UTIL", columns(*PIPE_COLUMNS,
+               *((f"threshold_{pipe}_frac", "real") for pipe in PIPES), ("jobs", "count"),
+               ("share", "real", "of the jobs of the table"),
+               ("gpu_util_jobs", "count", "jobs whose mean GPU_UTIL is known"), ("mean_gpu_util_pct", "real")),
+               _pipe_mixes, needs_any=tuple(f"mean_{pipe}_active_frac" for pipe in PIPES), reads=("gpu_util_pct",),
+               is_profiled=True),
+    StudyTable("fig03_hbm_peak", "3", "HBM peak by tier asked for and capacity", columns(*_TIER_COLUMNS,
+               ("hbm_peak_frac_from", "real"), ("hbm_peak_frac_below", "real", "null: no limit"), ("jobs", "count"),
+               ("share", "real"), ("cumulative_share", "real")), _peaks, needs=_PEAK_NEEDS, reads=_PEAK_READS),
+    StudyTable("fig03_hbm_peak_shares", "3", "HBM peaks below and above round shares of the capacity",
+               columns(*_TIER_COLUMNS[:3], ("reserved", "text", "all, or one of those of fig03_hbm_peak"),
+               ("jobs", "count"), ("share_below_20pct", "real"), ("share_at_most_50pct", "real"),
+               ("share_at_least_80pct", "real"), ("share_at_least_90pct", "real")), _peak_shares, needs=_PEAK_NEEDS,
+               reads=_PEAK_READS),
+)  # fmt: skip

@@ -1,1 +1,3 @@
-"""Job metrics of GPU telemetry (perlmutter-telemetry): partials per day, and their exact merge."""
+"""Job metrics of GPU telemetry (Cankur et al.): partials per day, and their exact merge."""
+
+__all__ = ("dask_engine", "data_quality", "partials", "roofline", "slurm_workers", "steps", "summary")

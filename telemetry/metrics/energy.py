@@ -9,16 +9,14 @@ the whole job is known, `energy_chain` separates faulty readings from resets and
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from telemetry.metrics.columns import NUMBER, REAL, WHOLE, Columns, Kind, Rows
-from telemetry.metrics.runs import Array, RowRuns
+from telemetry.metrics.arrays import NUMBER, REAL, WHOLE, Array, ColumnKind, Columns, RowRuns, Rows
 from telemetry.metrics.samples import GpuSamples
 
-_UNKNOWN_W = Kind(np.float64, np.nan)
+_UNKNOWN_W = ColumnKind(np.float64, np.nan)
 
 KINDS = {
     "allocation": WHOLE,
@@ -30,7 +28,7 @@ KINDS = {
     "card": WHOLE,
 }
 """A row for each stretch. from, second, until: its first, second, and last reading, with the time since the start of
-the allocation and the power sample. limit_w: more than the card can use. card: see `_cards`, 0 where it is unknown.
+the allocation and the power sample. limit_w: more than the card can use. card: a hash of its UUID, 0 if unknown.
 mean_w: the mean power sample, only of a stretch that stands still.
 """
 
@@ -83,19 +81,22 @@ def measure(samples: GpuSamples) -> Columns:
             found[f"{name}_w"] = power.values[place if isinstance(rows, slice) else rows[place]]
     still = stands_still(found["until_mj"] - found["from_mj"], found["until_ms"] - found["from_ms"], _EDGE_MS)
     if power is not None and still.any():
-        found["mean_w"] = np.where(still, _means(power.values[rows], stretches), np.nan)
-    return found | {"readings": stretches.lengths, "card": _cards(names)[codes[stretches.starts]]}
+        watts, known = power.values[rows], stretches.sum(~np.isnan(power.values[rows]))
+        with np.errstate(invalid="ignore"):
+            found["mean_w"] = np.where(still, stretches.sum(np.nan_to_num(watts)) / known, np.nan)
+    cards = np.array([*(zlib.crc32(name.encode()) & 0x7FFFFFFF for name in names), 0], np.int64)  # no name: code -1
+    return found | {"readings": stretches.lengths, "card": cards[codes[stretches.starts]]}
 
 
 def is_step(step_mj: Array, step_ms: Array, limit_w: Array) -> Array:
-    """Whether a card can have used this energy in this time."""
+    """Return True if a card can have used this energy in this time."""
     still: Array = stands_still(step_mj, step_ms, STILL_MS)
     possible: Array = ~still & (step_mj >= 0) & (step_mj <= limit_w * (step_ms + SLACK_MS))
     return possible
 
 
 def stands_still(used_mj: Any, time_ms: Any, most_ms: int) -> Any:
-    """Whether the counter shows less than a card that is on must use, for more than most_ms. Of numbers or arrays."""
+    """Return True if the counter shows less than a card must use, for more than most_ms. Of numbers or arrays."""
     return (time_ms > most_ms) & (used_mj < LEAST_W * time_ms)
 
 
@@ -114,19 +115,6 @@ def _part_still(joined: Array, reading: Array, time_ms: Array, runs: RowRuns) ->
     first, last = first[is_long], last[is_long]
     joined[first[first > 0] - 1] = False
     joined[last[last < len(joined)]] = False
-
-
-def _means(values: Array, runs: RowRuns) -> Array:
-    """The mean of the known values of each run; NaN without any."""
-    known = runs.sum(~np.isnan(values))
-    found: Array = np.divide(runs.sum(np.nan_to_num(values)), known, out=np.full(len(known), np.nan), where=known > 0)
-    return found
-
-
-def _cards(names: Sequence[str]) -> Array:
-    """A number for each UUID, the same on every machine. The last is 0, for a reading without one."""
-    cards: Array = np.array([*(zlib.crc32(name.encode()) & 0x7FFFFFFF for name in names), 0], np.int64)
-    return cards
 
 
 def merge(given: Rows) -> Columns:

@@ -1,9 +1,9 @@
-"""From the stretches of the energy counter to the energy of each allocation.
+"""Join the stretches of energy counters into the energy of each allocation.
 
-Stretches are linked where the step between them is known. A dip or a spike that recovers is rejected. If the counter
-falls to a small value and goes on from there, it was reset: the reading after it is the energy used since then
-(paper-constants, Energy). Any other step is a gap, for example to a replaced card. The time in which a counter is
-frozen is a gap too, unless the next reading catches up.
+Stretches are linked if the step between them is known. A dip or a spike that recovers is rejected. If the counter falls
+to a small value and goes on from there, it was reset: the reading after it is the energy used since then
+(docs/formulas.md, Energy readings). Any other step is a gap, for example to a replaced card. The time in which a
+counter is frozen is a gap too, unless the next reading catches up.
 """
 
 from __future__ import annotations
@@ -16,19 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from telemetry.metrics.columns import Rows
+from telemetry.metrics.arrays import Array, RowRuns, Rows
 from telemetry.metrics.energy import KINDS, LEAST_W, SLACK_MS, STILL_MS, stands_still
-from telemetry.metrics.runs import Array, RowRuns
 from telemetry.store.schema import schema_of
 
 ENERGY = schema_of(
-    {
-        "allocation": pa.int32(),
-        "raw_energy_j": pa.float64(),
-        "energy_measured_ms": pa.int64(),
-        "energy_resets": pa.int64(),
-        "energy_rejected": pa.int64(),
-    }
+    "allocation int32, raw_energy_j double, energy_measured_ms int64, energy_resets int64, energy_rejected int64"
 )
 
 END_MS = 60_000
@@ -54,7 +47,6 @@ class Stretch(NamedTuple):
     limit_w: float
     readings: int
     card: int
-
     mean_w: float
 
     @property
@@ -78,14 +70,14 @@ class Stretch(NamedTuple):
 
     @property
     def power_w(self) -> float:
-        """By the power samples."""
+        """The mean power by the power samples, W; the mean of the first and last sample if that is unknown."""
         return (self.from_w + self.until_w) / 2 if math.isnan(self.mean_w) else self.mean_w
 
     def without_first(self) -> Stretch:
         return self._replace(from_ms=self.second_ms, from_mj=self.second_mj, readings=self.readings - 1)
 
     def with_later(self, later: Stretch) -> Stretch:
-        """Both as one stretch."""
+        """Join this stretch and a later one."""
         known = [(each.mean_w, each.readings) for each in (self, later) if not math.isnan(each.mean_w)]
         mean_w = sum(w * number for w, number in known) / sum(number for _, number in known) if known else math.nan
         until = {name: getattr(later, name) for name in ("until_ms", "until_mj", "until_w")}
@@ -93,8 +85,8 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Link:
-    """The step between two stretches; used_mj: None where it is unknown.
+class ChainLink:
+    """The step between two stretches. used_mj: None if unknown.
 
     catches_up: the first stretch is frozen, and the step holds the energy of its time too.
     """
@@ -106,7 +98,7 @@ class Link:
 
 
 @dataclass
-class Measured:
+class MeasuredEnergy:
     """The result of an allocation's readings. first, last: the stretches at the ends of the known time.
 
     filled_mj: the energy of filled_ms by the power samples, without a step.
@@ -149,7 +141,7 @@ def energies(given: Rows, allocations: pa.Table) -> pa.Table:
     for place in np.flatnonzero((runs.lengths > 1) | still).tolist():
         rows_of = slice(runs.starts[place], runs.ends[place])
         chosen = (row[name][rows_of].tolist() for name in Stretch._fields)
-        measured = measure([Stretch(*values) for values in zip(*chosen, strict=True)])
+        measured = linked_energy([Stretch(*values) for values in zip(*chosen, strict=True)])
         for name in ("used_mj", "measured_ms", "filled_mj", "filled_ms", "resets", "rejected"):
             found[name][place] = getattr(measured, name)
         for name, stretch in (("from", measured.first), ("until", measured.last)):
@@ -160,9 +152,7 @@ def energies(given: Rows, allocations: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {
         "allocation": numbers,
         "raw_energy_j": pa.array(_whole_mj(found, length_ms) / 1000, from_pandas=True),
-        "energy_measured_ms": found["measured_ms"],
-        "energy_resets": found["resets"],
-        "energy_rejected": found["rejected"],
+        **{f"energy_{name}": found[name] for name in ("measured_ms", "resets", "rejected")},
     }
     return pa.table(columns).cast(ENERGY)
 
@@ -179,17 +169,17 @@ def _whole_mj(found: dict[str, Array], length_ms: Array) -> Array:
     return whole
 
 
-def measure(stretches: Sequence[Stretch]) -> Measured:
+def linked_energy(stretches: Sequence[Stretch]) -> MeasuredEnergy:
     """Link the stretches of one allocation, given in time order."""
     kept, links = _linked(_whole_still(stretches))
-    before = [Link(None), *links]
-    after = [*links, Link(None)]
+    before = [ChainLink(None), *links]
+    after = [*links, ChainLink(None)]
     is_used = [
         stretch.shows_use or left.used_mj is not None or right.used_mj is not None
         for stretch, left, right in zip(kept, before, after, strict=True)
     ]
     known = [stretch for stretch, flag in zip(kept, is_used, strict=True) if flag or not math.isnan(stretch.power_w)]
-    found = Measured(known[0] if known else kept[0], known[-1] if known else kept[0])
+    found = MeasuredEnergy(known[0] if known else kept[0], known[-1] if known else kept[0])
     found.rejected = sum(each.readings for each in stretches)
     for stretch, flag, right in zip(kept, is_used, after, strict=True):
         if flag and (right.catches_up or not stretch.is_frozen):
@@ -226,9 +216,9 @@ def _whole_still(stretches: Sequence[Stretch]) -> list[Stretch]:
     return found
 
 
-def _linked(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Link]]:
+def _linked(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[ChainLink]]:
     """The stretches that are kept, and the links between them."""
-    kept, links, place = [stretches[0]], list[Link](), 1
+    kept, links, place = [stretches[0]], list[ChainLink](), 1
     length_ms = sum(each.length_ms for each in stretches if each.shows_use)
     usual_w = sum(each.used_mj for each in stretches if each.shows_use) / length_ms if length_ms else 0.0
     while place < len(stretches):
@@ -260,34 +250,30 @@ def _is_same_card(last: Stretch, later: Stretch) -> bool:
 
 
 def _joins(last: Stretch, later: Stretch) -> bool:
-    """Whether a card can have used the energy between two stretches; if the last one stands still, since it began."""
+    """Return True if a card can have used the energy between two stretches; from the begin of one that stands still."""
     step_mj, step_ms = later.from_mj - last.until_mj, later.from_ms - last.until_ms
     is_enough = step_mj >= 0 and not stands_still(step_mj, step_ms, STILL_MS)
     since_ms = step_ms if last.shows_use else later.from_ms - last.from_ms
-    return _is_same_card(last, later) and is_enough and step_mj <= _most_mj(last, since_ms)
+    return _is_same_card(last, later) and is_enough and step_mj <= last.limit_w * (since_ms + SLACK_MS)
 
 
-def _most_mj(last: Stretch, time_ms: int) -> float:
-    return last.limit_w * (time_ms + SLACK_MS)
-
-
-def _link(last: Stretch, later: Stretch, is_dated: bool, is_confirmed: bool, usual_w: float) -> Link:
+def _link(last: Stretch, later: Stretch, is_dated: bool, is_confirmed: bool, usual_w: float) -> ChainLink:
     """The step between two stretches.
 
     is_dated: the last one is no first one, so that its begin is known. is_confirmed: the later one is no faulty
     reading. usual_w: the power without frozen stretches; 0: not known.
     """
     step_mj, step_ms = later.from_mj - last.until_mj, later.from_ms - last.until_ms
-    most_mj = _most_mj(last, step_ms)
+    most_mj = last.limit_w * (step_ms + SLACK_MS)
     if _joins(last, later):
         mean_w = usual_w if math.isnan(last.mean_w) else last.mean_w
         is_late = step_mj > min(most_mj, mean_w * (last.length_ms / 2 + step_ms))
         if not last.is_frozen or not is_late:
-            return Link(step_mj)
-        return Link(step_mj, catches_up=True) if is_dated else Link(None)
+            return ChainLink(step_mj)
+        return ChainLink(step_mj, catches_up=True) if is_dated else ChainLink(None)
     if not _is_same_card(last, later) or step_mj >= 0:
-        return Link(None)
+        return ChainLink(None)
     if later.from_mj <= most_mj:
-        return Link(later.from_mj, is_reset=True) if is_confirmed else Link(None)
+        return ChainLink(later.from_mj, is_reset=True) if is_confirmed else ChainLink(None)
     # A spike too small to be distinguished from a step. The readings after it are right.
-    return Link(step_mj, rejected=1) if step_mj >= -most_mj else Link(None)
+    return ChainLink(step_mj, rejected=1) if step_mj >= -most_mj else ChainLink(None)

@@ -1,84 +1,73 @@
-"""The small tables beside the samples: allocations, GPU models and jobs."""
+"""The GPUs that jobs had, by telemetry's own labels too, and the small tables of allocations, GPU models, and jobs."""
 
 from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 
-from almanac.config import Filters
-from almanac.hardware import UNKNOWN_MAX_POWER_W, GpuModel, find_gpu_model, gpu_models, model_text
-from almanac.mig import engines_of, real_profile
-from telemetry.attribution.allocations import Attribution, JobRun
-from telemetry.attribution.instances import InstanceSpan
-from telemetry.metrics import spatial
-from telemetry.metrics.allocation_arrays import NO_LABEL
-from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.filters import exclusion, host_filter
-from telemetry.metrics.hours import DAY_MS
+from almanac.config import Config, Filters
+from almanac.hardware import (
+    UNKNOWN_MAX_POWER_W,
+    GpuModel,
+    engines_of,
+    find_gpu_model,
+    gpu_models,
+    model_text,
+    real_profile,
+)
+from telemetry.attribution.allocations import ALLOCATIONS, Attribution, JobRun, attribute, shared_jobs
+from telemetry.attribution.seen_units import Binding, InstanceSpan, Inventory, Unit
+from telemetry.counters import PIPES
+from telemetry.metrics import use
+from telemetry.metrics.arrays import DAY_MS, Array, Files, each_hour
+from telemetry.metrics.data_quality import exclusion, host_filter, steady_span_ms
 from telemetry.metrics.inventory import Survey
-from telemetry.metrics.options import Options
-from telemetry.metrics.preallocation import steady_span_ms
-from telemetry.metrics.runs import Array
+from telemetry.metrics.partials import each_chunk
+from telemetry.metrics.samples import NO_LABEL, Allocations, GpuSamples
 from telemetry.store.schema import schema_of, table_of
 
 _HARDWARE = schema_of(
-    {
-        "gpu_model": pa.string(),
-        "mig_profile": pa.string(),
-        "engines": pa.float64(),
-        "hbm_capacity_mib": pa.float64(),
-        "max_power_w": pa.float64(),
-        **{f"ridge_{pipe}": pa.float64() for pipe in PIPES},
-    }
+    "gpu_model string, mig_profile string, engines double, hbm_capacity_mib double, max_power_w double, "
+    f"{', '.join(f'{name}_{pipe} double' for name in ('ridge', 'clock_mhz') for pipe in PIPES)}"
 )
-ALLOCATION_FRAME = schema_of(
-    {
-        "allocation": pa.int32(),
-        "job": pa.int32(),
-        "host": pa.string(),
-        "gpu": pa.int16(),
-        "mig": pa.string(),
-        "start_ms": pa.int64(),
-        "end_ms": pa.int64(),
-        "steady_from_ms": pa.int64(),
-        "steady_until_ms": pa.int64(),
-        "interval_ms": pa.float64(),
-        "window_ms": pa.int64(),
-        "label": pa.int64(),
-        "has_card": pa.bool_(),
-        **{field.name: field.type for field in _HARDWARE},
-    }
+ALLOCATION_FRAME = pa.schema(
+    [
+        *schema_of(
+            "allocation int32, job int32, host string, gpu int16, mig string, start_ms int64, end_ms int64, "
+            "steady_from_ms int64, steady_until_ms int64, interval_ms double, window_ms int64, label int64, "
+            "has_card bool"
+        ),
+        *_HARDWARE,
+    ]
 )
 MODEL_FRAME = schema_of(
-    {
-        "gpu_model": pa.string(),
-        "hbm_bytes_per_s": pa.float64(),
-        **{f"{pipe}_flops": pa.float64() for pipe in PIPES},
-    }
+    f"gpu_model string, hbm_bytes_per_s double, {', '.join(f'{pipe}_flops double' for pipe in PIPES)}"
 )
 JOB_FRAME = schema_of(
-    {
-        "job": pa.int32(),
-        "job_id": pa.int64(),
-        "submit_s": pa.int64(),
-        "start_s": pa.int64(),
-        "elapsed_s": pa.int64(),
-        "gpu_count": pa.int64(),
-        "expected": pa.float64(),
-        "exclusion": pa.string(),
-        "attributed_by": pa.string(),
-    }
+    "job int32, job_id int64, submit_s int64, start_s int64, elapsed_s int64, gpu_count int64, expected double, "
+    "exclusion string, attributed_by string"
 )
 
 
-def allocation_frame(
-    jobs: Sequence[JobRun], attribution: Attribution, seen: Survey, options: Options | None = None
-) -> pa.Table:
+_COLUMNS = schema_of("host string, gpu int16, mig string, time_ms int64, uuid string")
+_NAMES = """
+SELECT DISTINCT host, time_ms // 86400000 AS day, uuid, gpu, mig
+FROM (SELECT * FROM read_parquet($files, union_by_name=true, hive_partitioning=false)
+      UNION ALL BY NAME SELECT * FROM no_samples)
+WHERE uuid IS NOT NULL AND host IN (SELECT host FROM wanted)
+"""
+
+
+def allocation_frame(jobs: Sequence[JobRun], attribution: Attribution, seen: Survey) -> pa.Table:
     """Allocations with the data that metrics need: the job's steady span, the GPU's capacity and ridges, and so on.
 
     The model of a GPU is the first known one during the allocation. Profile and capacity of a MIG instance are those
@@ -99,7 +88,7 @@ def allocation_frame(
         "steady_from_ms": steady_from_ms,
         "steady_until_ms": steady_until_ms,
         "interval_ms": pa.array(interval_ms, from_pandas=True),
-        "window_ms": spatial.widths_ms(table["job"].to_numpy(), interval_ms, (options or Options()).window_ms),
+        "window_ms": use.widths_ms(table["job"].to_numpy(), interval_ms),
         "label": np.array(by_label, np.int64)[table["job"].to_numpy()],
         "has_card": _have_cards(table, seen),
         **{name: held[name] for name in held.column_names},
@@ -127,19 +116,16 @@ def _held_hardware(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> pa.
         columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "job", "start_ms", "end_ms"))
         for host, gpu, mig, job, start_ms, end_ms in zip(*columns, strict=True):
             # The hardware of a whole GPU is that of its days, so that many allocations share it.
-            gres, span = (jobs[job].gpu_type, (start_ms, end_ms)) if mig else ("", _whole_days(start_ms, end_ms))
+            days = (start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS)
+            gres, span = (jobs[job].gpu_type, (start_ms, end_ms)) if mig else ("", days)
             yield host, gpu, mig, gres, *span
 
     places = [place(*span) for span in spans()]
     return table_of(_HARDWARE, hardware).take(pa.array(places, pa.int64()))
 
 
-def _whole_days(start_ms: int, end_ms: int) -> tuple[int, int]:
-    return start_ms // DAY_MS * DAY_MS, -(-end_ms // DAY_MS) * DAY_MS
-
-
 def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
-    """Whether the job of each allocation has the whole card: all its MIG instances that telemetry shows in its time.
+    """Return True for allocations whose job has the whole card: all its MIG instances that telemetry shows then.
 
     For an allocation of a whole GPU, it is always true.
     """
@@ -164,7 +150,7 @@ def _have_cards(allocations: pa.Table, seen: Survey) -> list[bool]:
 
 
 def _intervals_s(jobs: Sequence[JobRun], table: pa.Table, seen: Survey) -> Array:
-    """The scrape interval of each allocation's GPU, in s; NaN where it is not known."""
+    """The scrape interval of each allocation's GPU, in s; NaN if unknown."""
     columns = (table[name].to_pylist() for name in ("host", "gpu", "mig", "job"))
     spans = [(job.start_s, job.end_s) for job in jobs]
     found = [seen.intervals.of((host, gpu, mig), *spans[job]) for host, gpu, mig, job in zip(*columns, strict=True)]
@@ -175,20 +161,34 @@ def _hardware(unit: _Unit) -> tuple[str | float | None, ...]:
     """The columns of _HARDWARE of a whole GPU: its measured capacity, else that of its model."""
     model, capacity_mib = unit.model, unit.total_mib
     if model is None:
-        return (unit.text, None, None, capacity_mib, UNKNOWN_MAX_POWER_W, *(None for _ in PIPES))
-    ridges = (None if peak is None else peak / model.hbm_bytes_per_s for peak in _peaks(model))
-    return (model.name, None, None, capacity_mib or float(model.hbm_mib), model.max_power_w, *ridges)
+        return (unit.text, None, None, capacity_mib, UNKNOWN_MAX_POWER_W, *_NO_PEAKS)
+    bandwidth = model.hbm_bytes_per_s
+    ridges = (peak / bandwidth if peak and bandwidth else None for peak in _peaks(model))
+    return (model.name, None, None, capacity_mib or float(model.hbm_mib), _power_w(model), *ridges, *_clocks_mhz(model))
 
 
 def _slice(unit: _Unit, span: InstanceSpan | None, gres: str) -> tuple[str | float | None, ...]:
     """The same of a MIG instance: the card's model and power, its own profile, engines, and measured capacity.
 
-    It has no ridges: the peaks of the card are not those of its share.
+    It has no ridges: the peaks of the card are not those of its share. Its clock is the card's.
     """
-    name, power_w = (unit.model.name, unit.model.max_power_w) if unit.model else (unit.text, UNKNOWN_MAX_POWER_W)
+    name, power_w = (unit.model.name, _power_w(unit.model)) if unit.model else (unit.text, UNKNOWN_MAX_POWER_W)
     profile = real_profile(span.profile if span else None, name, gres)
     total_mib = span.total_mib if span else None
-    return (name, profile, engines_of(profile, name, total_mib), total_mib, power_w, *(None for _ in PIPES))
+    clocks_mhz = _clocks_mhz(unit.model) if unit.model else _NO_PEAKS[: len(PIPES)]
+    engines = engines_of(profile, name, total_mib)
+    return (name, profile, engines, total_mib, power_w, *_NO_PEAKS[: len(PIPES)], *clocks_mhz)
+
+
+_NO_PEAKS = (None,) * (2 * len(PIPES))
+
+
+def _power_w(model: GpuModel) -> float:
+    return model.max_power_w or UNKNOWN_MAX_POWER_W
+
+
+def _clocks_mhz(model: GpuModel) -> tuple[float | None, ...]:
+    return tuple(model.clock_mhz(pipe) for pipe in PIPES)
 
 
 def _peaks(model: GpuModel) -> tuple[float | None, ...]:
@@ -264,3 +264,88 @@ def _expected(jobs: Sequence[JobRun], seen: Survey, allocations: pa.Table) -> li
         interval_s = None if per_s > 0 else seen.intervals.of(((*job.hosts, "")[0], -1, ""), job.start_s, job.end_s)
         found.append(job.elapsed_s * per_s if per_s > 0 else None if interval_s is None else job.elapsed_s / interval_s)
     return found
+
+
+def attribute_jobs(
+    db: duckdb.DuckDBPyConnection,
+    jobs: Sequence[JobRun],
+    seen: Survey,
+    bindings: Sequence[Binding],
+    config: Config,
+    neighbors: Sequence[JobRun] = (),
+) -> Attribution:
+    """Allocations of the jobs, with the exporter's labels where the configuration believes them.
+
+    Neighbors may crowd a job's nodes, or be bound to its GPUs; they get no allocations themselves.
+    """
+    everyone = [*jobs, *neighbors]
+    paths = [path for files in seen.chunks for path in files.paths]
+    inventory = replace(seen.inventory(), named=unit_names(db, paths, bindings, seen.nodes))
+    shared = shared_jobs(everyone, inventory) if config.bindings.use_labels else []
+    labeled = labelled_units(db, everyone, shared, seen, inventory) if shared else {}
+    return attribute(everyone, inventory, labeled, bindings).of_first(len(jobs))
+
+
+def unit_names(
+    db: duckdb.DuckDBPyConnection,
+    files: Sequence[Path],
+    bindings: Sequence[Binding],
+    nodes: Mapping[int, Mapping[str, str]],
+) -> Mapping[tuple[str, int], frozenset[tuple[str, Unit]]]:
+    """UUIDs of the units of each (node, day since 1970), on the nodes whose bindings have UUIDs; {} without any.
+
+    nodes: by day, the Slurm node of each host with another name in telemetry.
+    """
+    wanted = {binding.host for binding in bindings if binding.uuid}
+    if not wanted or not files:
+        return {}
+    others = {host for of_day in nodes.values() for host, node in of_day.items() if node in wanted}
+    db.register("wanted", pa.table({"host": sorted(wanted | others)}))
+    db.register("no_samples", _COLUMNS.empty_table())  # a file need not have every column
+    rows = db.sql(_NAMES, params={"files": [str(path) for path in files]}).to_arrow_table().to_pylist()
+    found: dict[tuple[str, int], set[tuple[str, Unit]]] = defaultdict(set)
+    for row in rows:
+        node = nodes.get(row["day"], {}).get(row["host"], row["host"])
+        found[node, row["day"]].add((row["uuid"], (row["gpu"], row["mig"])))
+    db.unregister("wanted")
+    db.unregister("no_samples")
+    return {key: frozenset(names) for key, names in found.items()}
+
+
+def labelled_units(
+    db: duckdb.DuckDBPyConnection, jobs: Sequence[JobRun], numbers: Sequence[int], seen: Survey, inventory: Inventory
+) -> dict[int, set[tuple[str, int, str]]]:
+    """Units (host, gpu, mig) that carry a job's label on its own hosts and in its own time, by place of the job."""
+    rows = [
+        (number, host, gpu, mig, jobs[number].start_s * 1000, jobs[number].end_s * 1000)
+        for number in numbers
+        for host in jobs[number].hosts
+        for gpu, mig in sorted(inventory.of(host, jobs[number].start_s, jobs[number].end_s))
+    ]
+    job_id = np.array([jobs[row[0]].job_id for row in rows])
+
+    def look(samples: GpuSamples) -> Array:
+        label = samples.label()
+        if label is None:
+            return np.zeros(0, np.int64)
+        number = samples.allocations.number[samples.allocation]
+        return number[samples.runs.sum(label == samples.runs.spread(job_id[number])) > 0]
+
+    candidates = allocation_frame(jobs, Attribution(table_of(ALLOCATIONS, rows)), seen)
+    found: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
+    for place in chain.from_iterable(_each(db, seen.chunks, candidates, look)):
+        number, host, gpu, mig = rows[place][:4]
+        found[number].add((host, gpu, mig))
+    return found
+
+
+def _each(
+    db: duckdb.DuckDBPyConnection, chunks: Sequence[Files], allocations: pa.Table, look: Callable[[GpuSamples], Array]
+) -> list[Array]:
+    """Yield the results of `look` for the samples within allocations, hour by hour."""
+
+    def one(db: duckdb.DuckDBPyConnection, files: Files) -> list[Array]:
+        held = Allocations.of(allocations, files.from_ms, files.until_ms)
+        return each_hour(db, files, lambda hour: look(GpuSamples.of(hour, held)), held.touch)
+
+    return list(chain.from_iterable(each_chunk(db, chunks, one)))

@@ -1,9 +1,14 @@
-"""What the telemetry of a span holds: its GPUs, and how often they were scraped."""
+"""The content of a span's telemetry: its GPUs, how often they were scraped, and when each MIG instance was seen.
+
+The spans of an instance are cut at the time at which it became another one. Its capacity is its memory in use and its
+free memory together (FB_USED + FB_FREE), so without what the driver reserves for itself (FB_RESERVED), as for a whole
+GPU. Its nominal name is no capacity.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -14,44 +19,129 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.attribution.host_names import HostNames
-from telemetry.attribution.seen_units import Inventory
-from telemetry.metrics.chunks import each_chunk
-from telemetry.metrics.hours import DAY_MS, HOUR_MS, Files, Hour, MisplacedError, each_hour
-from telemetry.metrics.instance_spans import SPANS, medians, of_split_gpus, spans_of
-from telemetry.metrics.runs import Array, RowRuns
+from telemetry.attribution.allocations import HostNames
+from telemetry.attribution.seen_units import LONGEST_PAUSE, SAME_SIZE, InstanceSpan, Inventory, SpansByGpu, by_gpu
+from telemetry.metrics.arrays import DAY_MS, HOUR_MS, Array, Files, Hour, MisplacedError, RowRuns, each_hour
+from telemetry.metrics.partials import each_chunk
 from telemetry.metrics.samples import Units
 from telemetry.metrics.scrapes import Intervals, hour_intervals, intervals_of, pooled_gaps_ms
 from telemetry.store.schema import schema_of
 
-UNITS = schema_of(
-    {
-        "host": pa.string(),
-        "gpu": pa.int16(),
-        "mig": pa.string(),
-        "day": pa.int64(),
-        "hour_ms": pa.int64(),
-        "model": pa.string(),
-        "total_mib": pa.float32(),
-        "counted": pa.int64(),
-        "samples": pa.int64(),
-        "first_ms": pa.int64(),
-        "last_ms": pa.int64(),
-        "interval_ms": pa.float64(),
-        "is_steady": pa.bool_(),
-        "gaps_ms": pa.list_(pa.int64()),
-    }
+SPANS = schema_of(
+    "host string, gpu int16, mig string, day int64, first_ms int64, last_ms int64, gap_ms double, samples int64, "
+    "profile string, total_mib double"
 )
+"""One row per span, as `InstanceSpan`."""
+
+
+def spans_of(hour: Hour, units: Units) -> pa.Table | None:
+    """The spans of an hour's MIG instances; None where every GPU is whole."""
+    is_mig = np.asarray(units.mig.to_numpy(zero_copy_only=False) != "", dtype=bool)
+    if not is_mig.any():
+        return None
+    runs = RowRuns.of_lengths(units.runs.lengths[is_mig])
+    rows = np.flatnonzero(units.runs.spread(is_mig))
+    time_ms, total = units.time_ms[rows], _totals(hour, units.runs.rows)[rows]
+    profile, profiles = _codes(hour, "mig_profile", rows)
+    gap_ms = _median_gaps_ms(runs, time_ms)
+    begins = np.diff(time_ms, prepend=0) > LONGEST_PAUSE * runs.spread(gap_ms)
+    begins |= _changes(runs, profile) | _changes(runs, _codes(hour, "uuid", rows)[0])
+    begins |= _resizes(runs, total)
+    begins[runs.starts] = True
+    spans = RowRuns(np.flatnonzero(begins), len(rows))
+    whose = np.flatnonzero(is_mig)[np.searchsorted(runs.starts, spans.starts, side="right") - 1]
+    known = spans.max(profile)
+    columns: dict[str, Any] = {
+        "host": units.host.take(whose),
+        "gpu": units.gpu[whose],
+        "mig": units.mig.take(whose),
+        "day": np.full(len(whose), hour.start_ms // DAY_MS),
+        "first_ms": spans.first(time_ms),
+        "last_ms": spans.last(time_ms),
+        "gap_ms": gap_ms[np.searchsorted(runs.starts, spans.starts, side="right") - 1],
+        "samples": spans.lengths,
+        "profile": profiles.take(pa.array(known, pa.int64(), mask=known < 0)),
+        "total_mib": pa.array(medians(spans, total), from_pandas=True),
+    }
+    return pa.table(columns).cast(SPANS)
+
+
+def _totals(hour: Hour, rows: int) -> Array:
+    total = hour.read("hbm_total_mib")
+    return np.full(rows, np.nan) if total is None else total.to_numpy().astype(np.float64)
+
+
+def _codes(hour: Hour, name: str, rows: Array) -> tuple[Array, pa.Array[pa.StringScalar]]:
+    """The text of these rows as codes, -1 without one, and the texts."""
+    text = hour.text(name)
+    if not len(text):
+        return np.full(len(rows), -1), pa.array([], pa.string())
+    return text.indices.fill_null(-1).to_numpy()[rows].astype(np.int64), text.dictionary.cast(pa.string())
+
+
+def _median_gaps_ms(runs: RowRuns, time_ms: Array) -> Array:
+    """The median time between the samples of each run; 0 for a lone one."""
+    gap = np.diff(time_ms, append=0).astype(np.float64)
+    gap[runs.ends - 1] = np.nan
+    return np.nan_to_num(medians(runs, gap))
+
+
+def medians(runs: RowRuns, values: Array) -> Array:
+    """The middle one of each run's known values, the lower of two; NaN without any."""
+    number = runs.sum(~np.isnan(values))
+    order = np.lexsort((values, runs.spread(np.arange(len(runs.starts)))))  # NaN is the last of its run
+    middle = values[order][runs.starts + np.maximum(number - 1, 0) // 2]
+    found: Array = np.where(number > 0, middle, np.nan)
+    return found
+
+
+def _last_known(runs: RowRuns, is_known: Array) -> Array:
+    """The place of the last known value before each row, within its run; -1 without one."""
+    place = np.where(is_known, np.arange(runs.rows), -1)
+    before = np.concatenate([[-1], np.maximum.accumulate(place)[:-1]])
+    found: Array = np.where(before >= runs.spread(runs.starts), before, -1)
+    return found
+
+
+def _changes(runs: RowRuns, codes: Array) -> Array:
+    """Flags of the rows whose code differs from the last known one."""
+    before = _last_known(runs, codes >= 0)
+    found: Array = (codes >= 0) & (before >= 0) & (codes != codes[before])
+    return found
+
+
+def _resizes(runs: RowRuns, total: Array) -> Array:
+    """Flags of the rows whose capacity differs from the last known one."""
+    before = _last_known(runs, ~np.isnan(total))
+    with np.errstate(invalid="ignore"):
+        differs = np.abs(total - total[before]) > SAME_SIZE * np.maximum(total, total[before])
+    found: Array = differs & (before >= 0)
+    return found
+
+
+def of_split_gpus(rows: pa.Table) -> SpansByGpu:
+    """The spans by host, day, and GPU."""
+    names = ("mig", "first_ms", "last_ms", "gap_ms", "samples", "profile", "total_mib")
+    places = zip(*(rows[name].to_pylist() for name in ("host", "day", "gpu")), strict=True)
+    spans = (InstanceSpan(*values) for values in zip(*(rows[name].to_pylist() for name in names), strict=True))
+    return by_gpu((host, day, gpu, span) for (host, day, gpu), span in zip(places, spans, strict=True))
+
+
+UNITS = schema_of(
+    "host string, gpu int16, mig string, day int64, hour_ms int64, model string, total_mib float, counted int64, "
+    "samples int64, first_ms int64, last_ms int64, interval_ms double, is_steady bool"
+).append(pa.field("gaps_ms", pa.list_(pa.int64())))
 _KEYS = ["host", "gpu", "mig", "day"]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """units: one row per host, gpu, mig and day (days since 1970): model, total_mib; counted: samples of the span.
+    """The GPUs and MIG instances that telemetry shows in a span, with their scrape intervals.
 
-    split: when each unit of the GPUs with MIG instances was seen, and as what; see `instance_spans`.
-    chunks: the files, with a mark on those that are not sorted. nodes: see Files; empty before `named`. unclear: hosts
-    that may be one of several nodes, or that share one with other hosts.
+    units: one row per host, gpu, mig, and day (days since 1970): model, total_mib; counted: samples of the span. split:
+    when each unit of the GPUs with MIG instances was seen, and as what; see `instance_spans`. chunks: the files, with a
+    mark on those that are not sorted. nodes: see Files; empty before `named`. unclear: hosts that may be one of several
+    nodes, or that share one with other hosts.
     """
 
     chunks: list[Files]
@@ -79,14 +169,10 @@ class Survey:
     def hosts(self) -> dict[int, set[str]]:
         """The hosts with samples, by day since 1970."""
         found: dict[int, set[str]] = defaultdict(set)
-        for host, day in self._places():
+        columns: list[list[Any]] = [self.units[name].to_pylist() for name in ("host", "day")]
+        for host, day in zip(*columns, strict=True):
             found[day].add(host)
         return found
-
-    def _places(self) -> Iterator[tuple[str, int]]:
-        """Host and day of each row of units."""
-        columns: list[list[Any]] = [self.units[name].to_pylist() for name in ("host", "day")]
-        return zip(*columns, strict=True)
 
     def named(self, names: Mapping[int, HostNames]) -> Survey:
         """A copy with the host names of Slurm. If two hosts are one node, their samples are sorted together."""

@@ -1,20 +1,28 @@
-"""Which samples the roofline can place, on which side of the ridge, and for how long.
+"""Place samples on the roofline: on each side of the ridge, for how long, and at which arithmetic intensity.
 
 Each sample that it can place weighs the time to the next one of its GPU. Samples that it cannot place are left out
-first, so that the one before them weighs their time too (paper-constants, Class). The last sample of a run weighs
+first, so that the one before them weighs their time too (docs/formulas.md, Roofline). The last sample of a run weighs
 nothing; at the end of an hour or a day its weight waits for the merge.
+
+The intensity of a sample is a * F / (d * B) flop per byte, in bins of five a decade. Bin 0 begins at
+10 ** DECADES_FROM; bin -1 holds what is below, bin BINS what is above. Samples without activity of the pipe or of the
+memory have no place on a logarithmic axis and are left out, as are GPUs without known peaks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.columns import NUMBER, WHOLE, Columns, Rows, scattered
-from telemetry.metrics.runs import Array, RowRuns, grouped
+from telemetry.counters import PIPES
+from telemetry.metrics.arrays import NUMBER, WHOLE, Array, Columns, RowRuns, Rows, grouped, scattered
 from telemetry.metrics.samples import GpuSamples
+
+PIPE_USED_FRAC = 0.005
+"""Mean activity above which a floating-point pipe counts as used (Cankur et al., IV-B)."""
 
 KINDS = {
     "placed": NUMBER,
@@ -32,9 +40,10 @@ whose weight is unknown yet: 1 right of the ridge, -1 without the pipe's counter
 
 @dataclass(frozen=True)
 class Placed:
-    """Of each sample: whether it is placed; by pipe: whether it is right of the ridge, and has no value of the pipe.
+    """Places of samples on the roofline.
 
-    A pipe without any value is not in `compute`, one with all of them not in `unknown`.
+    flags: whether a sample is placed. compute: by pipe, whether it is right of the ridge; a pipe without any value is
+    left out. unknown: by pipe, whether it has no value of the pipe; a pipe with all values is left out.
     """
 
     flags: Array
@@ -43,7 +52,7 @@ class Placed:
 
 
 def place(samples: GpuSamples) -> Placed | None:
-    """Placed are samples whose fractions are at most 1, whose memory's is known, and with some pipe active.
+    """Place samples whose fractions are at most 1, whose memory's is known, and with some pipe active.
 
     The intensity a * F / (d * B) exceeds the balance point F / B exactly where a > d: the peaks cancel, so the class
     holds for GPUs that are not in the hardware table too. Without device memory traffic (d = 0) it is compute.
@@ -115,3 +124,64 @@ def merge(rows: Rows, all_runs: RowRuns) -> Columns:
         found[f"unknown_ms_{pipe}"] = runs.sum(chosen[f"unknown_ms_{pipe}"] + carried * (last == -1))
         found[f"last_{pipe}"] = runs.last(last)
     return scattered(found, allocation[held][order][runs.starts], len(number))
+
+
+DECADES_FROM = -3
+PER_DECADE = 5
+BINS = 30
+
+HISTOGRAM_KINDS = {"job": WHOLE, "pipe": WHOLE, "bin": WHOLE, "samples": NUMBER}
+"""pipe: its place in PIPES."""
+_PLACES = BINS + 2
+
+
+def bin_edges() -> list[float]:
+    """Lower edges of bins 0..BINS, flop per byte."""
+    return [10 ** (DECADES_FROM + number / PER_DECADE) for number in range(BINS + 1)]
+
+
+def measure_histogram(samples: GpuSamples, placed: Placed | None) -> Columns:
+    memory = samples.counter("dram_active_frac")
+    if placed is None or memory is None:
+        return {}
+    jobs, of_run = np.unique(samples.allocations.job[samples.allocation], return_inverse=True)
+    run = samples.runs.spread(np.arange(len(of_run)))
+    counts = np.zeros((len(jobs), len(PIPES), _PLACES), np.int64)
+    possible = placed.flags & (memory.values > 0)
+    for number, pipe in enumerate(PIPES):
+        counter = samples.counter(f"{pipe}_active_frac")
+        if counter is not None:
+            chosen = np.flatnonzero(possible & (counter.values > 0))
+            held = run[chosen]
+            ridge = samples.allocations.ridges[pipe][samples.allocation][held]
+            place = _places(counter.values[chosen], memory.values[chosen], ridge)
+            counts[:, number] = _counted(of_run[held], place, len(jobs))
+    job, which, place = np.nonzero(counts)
+    return {"job": jobs[job], "pipe": which, "bin": place - 1, "samples": counts[job, which, place]}
+
+
+def _places(active: Array, memory: Array, ridge: Array) -> Array:
+    """Bins of samples as numbers; NaN where the ridge is not known."""
+    intensity = active.astype(np.float64) / memory.astype(np.float64) * ridge
+    place: Array = np.clip(np.floor(PER_DECADE * (np.log10(intensity) - DECADES_FROM)), -1, BINS)
+    return place
+
+
+def _counted(job: Array, place: Array, jobs: int) -> Array:
+    """Samples of each job and bin."""
+    known = ~np.isnan(place)
+    key = job[known] * _PLACES + place[known].astype(np.int64) + 1
+    return np.bincount(key, minlength=jobs * _PLACES).reshape(jobs, _PLACES)
+
+
+def by_job(rows: Rows) -> pa.Table:
+    """Return each job's counts of the bins -1 .. BINS, a list for each pipe; null if there are none."""
+    jobs, job = np.unique(rows["job"], return_inverse=True)
+    counts = np.zeros((len(PIPES), len(jobs), _PLACES), np.int64)
+    counts[rows["pipe"], job, rows["bin"] + 1] = rows["samples"]
+    offsets: Any = pa.array(np.arange(len(jobs) + 1, dtype=np.int32) * _PLACES)
+    columns: dict[str, Any] = {"job": pa.array(jobs)}
+    for pipe, of_pipe in zip(PIPES, counts, strict=True):
+        nothing: Any = pa.array(of_pipe.sum(axis=1) == 0)
+        columns[f"intensity_bins_{pipe}"] = pa.ListArray.from_arrays(offsets, pa.array(of_pipe.ravel()), mask=nothing)
+    return pa.table(columns)

@@ -1,4 +1,4 @@
-"""The samples of an hour that lie within allocations, GPU by GPU and in time order."""
+"""The samples of an hour that lie within allocations, GPU by GPU and in time order, and the allocations as arrays."""
 
 from __future__ import annotations
 
@@ -8,19 +8,87 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from telemetry.metrics.allocation_arrays import NO_LABEL, Allocations
-from telemetry.metrics.catalogue import PIPES
-from telemetry.metrics.hours import HOUR_MS, Hour, MisplacedError
-from telemetry.metrics.runs import Array, RowRuns, ragged
+from telemetry.counters import PIPES
+from telemetry.metrics.arrays import HOUR_MS, Array, Hour, MisplacedError, RowRuns, ragged
+
+NO_LABEL = -1
+_PLAIN = (
+    "job", "start_ms", "end_ms", "steady_from_ms", "steady_until_ms", "interval_ms", "window_ms", "label",
+    "max_power_w", "engines",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Columns of `frames.ALLOCATION_FRAME`. ridges: by pipe, flop per byte, NaN where not known. unit: see `_codes`."""
+
+    number: Array
+    job: Array
+    start_ms: Array
+    end_ms: Array
+    steady_from_ms: Array
+    steady_until_ms: Array
+    interval_ms: Array
+    window_ms: Array
+    label: Array
+    max_power_w: Array
+    engines: Array
+    is_mig: Array
+    ridges: dict[str, Array]
+    unit: Array
+    _hosts: pa.Array[Any]
+    _migs: pa.Array[Any]
+
+    @classmethod
+    def of(cls, table: pa.Table, from_ms: int, until_ms: int) -> Allocations:
+        """Return those of a table that touch the span [from_ms, until_ms)."""
+        touching = (table["start_ms"].to_numpy() < until_ms) & (table["end_ms"].to_numpy() > from_ms)
+        table = table.take(np.flatnonzero(touching))
+        host, mig = (table[name].combine_chunks() for name in ("host", "mig"))
+        hosts, migs = host.unique(), mig.unique()
+        wanted = ("allocation", "gpu", *_PLAIN, *(f"ridge_{pipe}" for pipe in PIPES))
+        column = {name: table[name].to_numpy() for name in wanted}
+        return cls(
+            number=column["allocation"],
+            is_mig=table["mig"].to_numpy() != "",
+            ridges={pipe: column[f"ridge_{pipe}"] for pipe in PIPES},
+            unit=_codes(host, column["gpu"], mig, hosts, migs),
+            _hosts=hosts,
+            _migs=migs,
+            **{name: column[name] for name in _PLAIN},
+        )
+
+    def touch(self, hour_ms: int) -> bool:
+        """Return True if any allocation has some time of the hour that begins then."""
+        return bool(((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms)).any())
+
+    def find(self, hour_ms: int, host: pa.Array[Any], gpu: Array, mig: pa.Array[Any]) -> tuple[Array, Array]:
+        """Places of the allocations of an hour that are of these units, and for each the place of its unit."""
+        units = _codes(host, gpu, mig, self._hosts, self._migs)
+        order = np.argsort(units)
+        if not len(order):
+            return order, order
+        allocation = np.flatnonzero((self.start_ms < hour_ms + HOUR_MS) & (self.end_ms > hour_ms))
+        at = order[np.minimum(np.searchsorted(units[order], self.unit[allocation]), len(order) - 1)]
+        held = units[at] == self.unit[allocation]
+        return allocation[held], at[held]
+
+
+def _codes(host: pa.Array[Any], gpu: Array, mig: pa.Array[Any], hosts: pa.Array[Any], migs: pa.Array[Any]) -> Array:
+    """One number for each host, gpu and mig; -1 where hosts or migs do not name it."""
+    host_code, mig_code = (
+        pc.index_in(names, known).fill_null(-1).to_numpy().astype(np.int64)
+        for names, known in ((host, hosts), (mig, migs))
+    )
+    return np.where((host_code < 0) | (mig_code < 0), -1, (host_code << 32) + (mig_code << 16) + gpu)
+
 
 _KEPT = {
-    "gpu_util_pct",
-    "hbm_used_mib",
-    "energy_mj",
-    "power_w",
+    "gpu_util_pct", "hbm_used_mib", "energy_mj", "power_w", "sm_clock_mhz",
     *(f"{name}_active_frac" for name in ("sm", "dram", "gr_engine", *PIPES)),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +104,7 @@ class Units:
 
     @classmethod
     def of(cls, hour: Hour) -> Units:
-        """Raises MisplacedError where the samples are not sorted, not unique, or of another hour."""
+        """Index an hour's samples by GPU. Raises MisplacedError for unsorted, repeated, or foreign samples."""
         host, mig = hour.text("host"), hour.text("mig")
         gpu, time_ms = hour.numbers("gpu"), hour.numbers("time_ms")
         codes = (host.indices.to_numpy(), gpu, mig.indices.to_numpy())
@@ -64,6 +132,13 @@ class CounterValues:
         missing = np.isnan(values)
         return cls(values, ~missing if missing.any() else None)
 
+    def times(self, other: CounterValues) -> CounterValues:
+        """The product, sample by sample; known where both are."""
+        masks = [known for known in (self.known, other.known) if known is not None]
+        values = self.values.astype(np.float64)
+        values *= other.values
+        return CounterValues(values, np.logical_and.reduce(masks) if masks else None)
+
     def missing(self, runs: RowRuns) -> Array:
         return np.zeros(len(runs.starts), np.int64) if self.known is None else runs.sum(~self.known)
 
@@ -88,7 +163,7 @@ class GpuSamples:
 
     @classmethod
     def of(cls, hour: Hour, allocations: Allocations) -> GpuSamples:
-        """Raises MisplacedError, as Units.of."""
+        """Select the samples of an hour that belong to allocations. Raises MisplacedError, as Units.of does."""
         units = Units.of(hour)
         allocation, run = allocations.find(hour.start_ms, units.host, units.gpu, units.mig)
         low, high = (
@@ -103,15 +178,11 @@ class GpuSamples:
 
     @property
     def is_mig(self) -> Array:
-        """Whether the GPU of each run is a MIG instance."""
+        """True for each run whose GPU is a MIG instance."""
         return self.allocations.is_mig[self.allocation]
 
-    def elapsed_ms(self, time_ms: Array) -> Array:
-        """Times, one a run, since the start of its allocation."""
-        return time_ms - self.allocations.start_ms[self.allocation]
-
     def label(self) -> Array | None:
-        """The job id that each sample's label names, -1 without one; None where no sample of the hour has one."""
+        """The job id that each sample's label names, -1 without one; None if no sample of the hour has a label."""
         column: Any = self.hour.read("job_label")
         return None if column is None else self._take(column.fill_null(-1).to_numpy())
 
@@ -155,7 +226,7 @@ class GpuSamples:
         return None if engine is None else np.minimum(engine.values.astype(np.float64) * engines, 1.0)
 
     def _slice_util_pct(self) -> Array | None:
-        """SM_ACTIVE; where it is unknown, or 0 beside a busy engine, the engine."""
+        """SM_ACTIVE; if that is unknown, or 0 while the engine is busy, the engine."""
         sm, engine = self.counter("sm_active_frac"), self._slice_engine_frac()
         if sm is None or engine is None:
             known = engine if sm is None else sm.values.astype(np.float64)

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from almanac.units import DAY_S, HOUR_S
 from telemetry.attribution.seen_units import days_of
-from telemetry.metrics.hours import HOUR_MS
-from telemetry.metrics.runs import Array, RowRuns, ragged
+from telemetry.metrics.arrays import HOUR_MS, Array, RowRuns, ragged
 
 Place = tuple[str, int, str]
 """Host, GPU index, and MIG instance id."""
@@ -92,7 +91,7 @@ def base_gap_ms(gaps: Array) -> float:
 
 
 def _is_by_turns(interval_s: Array, base_s: Array | float) -> Array:
-    """Whether this can be no configured interval, but a multiple of the base: every fifth scrape is kept."""
+    """Return True if this is no configured interval, but a multiple of the base: every fifth scrape is kept."""
     times = np.maximum(np.rint(interval_s / base_s), 1)
     is_usual = (np.abs(interval_s[:, None] / _USUAL_S - 1) < _SAME).any(axis=1)
     found: Array = (times >= 2) & (np.abs(interval_s / base_s / times - 1) < _SAME) & ~is_usual
@@ -162,7 +161,7 @@ class Intervals:
         return Intervals(by_day, {renamed(key): hours for key, hours in self.by_hour.items()})
 
     def of(self, place: Place, start_s: int, end_s: int) -> float | None:
-        """The mean interval of a GPU in [start_s, end_s); None where no GPU has one on these days.
+        """The mean interval of a GPU in [start_s, end_s); None if no GPU has one on these days.
 
         A day without an interval takes the median of the GPU's other days, else that of its host, else that of all.
         """

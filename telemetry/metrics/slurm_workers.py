@@ -19,12 +19,12 @@ from typing import Any
 from distributed import Client, Security, SpecCluster
 from distributed.utils import get_ip
 
+from almanac.atomic import make_folders
 from almanac.config import Dask
 from almanac.errors import AlmanacError, CommandError, ConfigError, StoreError
-from almanac.plain_file import read_plain
-from telemetry.metrics.workers import QUIET, Workers, quiet_logs
-from telemetry.slurm.commands import Runner
-from telemetry.store.atomic import make_folders
+from almanac.files import read_plain
+from slurm.commands import Runner, shown_jobs
+from telemetry.metrics.dask_engine import QUIET, Workers, quiet_logs
 
 # dask-jobqueue 0.9, once imported, has Ctrl-C end the process with exit code 0.
 _ON_INTERRUPT = signal.getsignal(signal.SIGINT)
@@ -73,7 +73,7 @@ class SlurmWorkers(Workers):
         is_submitted = len(self._cluster.workers) == len(self._cluster.worker_spec)
         if is_submitted and self._clock() - self._looked_s > _LOOK_S:
             with contextlib.suppress(CommandError):  # slurmctld may be busy: it is asked again
-                self._replace(self._wanted - len(self._queue()), present)
+                self._replace(self._wanted - len(shown_jobs(self._runner, self._cluster.job_name)), present)
             self._looked_s = self._clock()
         return present
 
@@ -89,7 +89,7 @@ class SlurmWorkers(Workers):
 
     def explain(self, seen: str) -> tuple[str, str]:
         try:
-            queue = self._queue()
+            queue = shown_jobs(self._runner, self._cluster.job_name)
         except CommandError as error:
             return f"{seen}; squeue: {error}", "check that slurmctld answers"
         shown = "; ".join(queue) or "none in the queue"
@@ -100,11 +100,6 @@ class SlurmWorkers(Workers):
         if said := _last_words(self._folder):
             hint = f"read the jobs' output in {self._folder}"
         return f"{seen}; jobs {self._cluster.job_name}: {shown}{said}", hint
-
-    def _queue(self) -> list[str]:
-        """Each job that waits or runs: id, state, and why it waits. Raises CommandError."""
-        argv = ["squeue", "-h", "-n", self._cluster.job_name, "-o", "%i %T %r"]
-        return self._runner(argv).decode("utf-8", "replace").splitlines()
 
 
 @contextlib.contextmanager
@@ -227,8 +222,7 @@ def _rehearse(script: str, runner: Runner, folder: Path) -> None:
             runner(["sbatch", "--test-only", file.name])
         except CommandError as error:
             raise CommandError(
-                f"Slurm refused the workers' jobs: {error}",
-                "correct directives or cores in [dask]",
+                f"Slurm refused the workers' jobs: {error}", "correct directives or cores in [dask]"
             ) from error
 
 

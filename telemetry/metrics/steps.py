@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from almanac.config import Config
 from almanac.units import format_count
 from telemetry.attribution.allocations import ALLOCATIONS, NO_NODES, Attribution, JobRun, overlaps, parse_hosts
-from telemetry.metrics.catalogue import STEP_METRICS
-from telemetry.metrics.filters import exclusion, host_filter
-from telemetry.store.cluster_store import ClusterStore
+from telemetry.counters import STEP_METRICS
+from telemetry.metrics.data_quality import exclusion, host_filter
 from telemetry.store.schema import TABLES, table_of
+from telemetry.store.store import ClusterStore
 
 CONCURRENT = "concurrent steps share a host"
 SOME_GPUS = "step with some of its job's GPUs"
@@ -44,7 +44,7 @@ ORDER BY j.number, start_s, end_s, s.step
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasuredStep:
     """A step that ran in [start_s, end_s), which lies within its job's time.
 
     job: place of its job in the list of jobs. gpu_count: GPUs allocated to it; None: not recorded.
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True)
 class JobSteps:
-    """What was found of one job's steps. samples: of the job; step_samples: of them, those of steps measured."""
+    """The steps found of one job. samples: of the job; step_samples: of them, those of steps measured."""
 
     samples: int
     step_samples: int
@@ -69,7 +69,7 @@ class JobSteps:
 
 @dataclass
 class StepCounts:
-    """What passes over steps looked at, by run of a job: a job that is looked at twice counts once."""
+    """Counts of a pass over steps, by run of a job: a job that is looked at twice counts once."""
 
     of_job: dict[Run, JobSteps] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class StepCounts:
         self.of_job |= other.of_job
 
     def as_dict(self) -> dict[str, Any]:
-        """samples_without_step: of the jobs that have steps, but of no step that was measured."""
+        """Return the counts for JSON. samples_without_step: of jobs with steps, those that no measured step has."""
         found = self.of_job.values()
         verdicts = sum((job.verdicts for job in found), Counter[str]())
         samples = sum(job.samples for job in found)
@@ -90,7 +90,7 @@ class StepCounts:
         }
 
     def lines(self) -> list[str]:
-        """For a person; [] where no job has steps to look at."""
+        """Lines for a person; [] if no job has steps to look at."""
         if not self.of_job:
             return []
         found = self.as_dict()
@@ -115,9 +115,9 @@ def summarize_steps(
     job_metrics: pa.Table,
     measure: Measure,
 ) -> StepCounts:
-    """Compute and store the metrics of the steps of jobs that have two or more.
+    """Compute and store the metrics of job steps, for jobs with at least two steps; return counts of what was found.
 
-    owned, job_metrics: the allocations of the jobs, and their rows in their order. Raises duckdb.Error, StoreError.
+    owned: the allocations of the jobs. job_metrics: one row a job, in the same order. Raises duckdb.Error, StoreError.
     """
     steps = load_steps(db, store, jobs)
     if not steps:
@@ -127,7 +127,9 @@ def summarize_steps(
     return _counted(steps, found, jobs, job_metrics)
 
 
-def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[JobRun], job_metrics: pa.Table) -> StepCounts:
+def _counted(
+    steps: Sequence[MeasuredStep], found: pa.Table, jobs: Sequence[JobRun], job_metrics: pa.Table
+) -> StepCounts:
     samples: list[Any] = job_metrics["samples"].to_pylist()
     outcomes: dict[int, list[Any]] = defaultdict(list)
     for step, *outcome in zip(steps, found["verdict"].to_pylist(), found["samples"].to_pylist(), strict=True):
@@ -142,7 +144,7 @@ def _counted(steps: Sequence[Step], found: pa.Table, jobs: Sequence[JobRun], job
     )
 
 
-def load_steps(db: duckdb.DuckDBPyConnection, store: ClusterStore, jobs: Sequence[JobRun]) -> list[Step]:
+def load_steps(db: duckdb.DuckDBPyConnection, store: ClusterStore, jobs: Sequence[JobRun]) -> list[MeasuredStep]:
     """Steps that ran, of those of the jobs that have two or more; by job, start, end and name."""
     submits = [job.submit_s for job in jobs]
     kept = store.read("steps", since_s=min(submits), until_s=max(submits) + 1) if jobs else None
@@ -157,7 +159,8 @@ def load_steps(db: duckdb.DuckDBPyConnection, store: ClusterStore, jobs: Sequenc
     db.unregister("jobs")
     hosts = functools.cache(parse_hosts)
     return [
-        Step(r["number"], r["step"], r["start_s"], r["end_s"], r["gpu_count"], hosts(r["node_list"])) for r in found
+        MeasuredStep(r["number"], r["step"], r["start_s"], r["end_s"], r["gpu_count"], hosts(r["node_list"]))
+        for r in found
     ]
 
 
@@ -183,10 +186,13 @@ def stored_steps(store: ClusterStore, runs: Sequence[Run], columns: Sequence[str
 
 
 def measure_steps(
-    steps: Sequence[Step], config: Config, jobs: Sequence[JobRun], owned: Attribution, measure: Measure
+    steps: Sequence[MeasuredStep], config: Config, jobs: Sequence[JobRun], owned: Attribution, measure: Measure
 ) -> pa.Table:
     """Rows of the table step_metrics, in the order of the steps."""
-    as_jobs = [_as_job(step, jobs[step.job]) for step in steps]
+    as_jobs = [
+        replace(jobs[step.job], start_s=step.start_s, end_s=step.end_s, gpu_count=step.gpu_count or 0, hosts=step.hosts)
+        for step in steps
+    ]
     login_nodes = host_filter(config.filters.login_nodes)
     ignored = {n: why for n, job in enumerate(as_jobs) if (why := exclusion(job, config.filters, login_nodes))}
     rows = measure(as_jobs, attribute_steps(steps, jobs, owned, ignored))
@@ -194,12 +200,8 @@ def measure_steps(
     return named.select(STEP_METRICS.names).cast(STEP_METRICS)
 
 
-def _as_job(step: Step, job: JobRun) -> JobRun:
-    return replace(job, start_s=step.start_s, end_s=step.end_s, gpu_count=step.gpu_count or 0, hosts=step.hosts)
-
-
 def attribute_steps(
-    steps: Sequence[Step], jobs: Sequence[JobRun], owned: Attribution, ignored: Mapping[int, str] | None = None
+    steps: Sequence[MeasuredStep], jobs: Sequence[JobRun], owned: Attribution, ignored: Mapping[int, str] | None = None
 ) -> Attribution:
     """Allocations of steps: their job's, on their hosts and in their time. No two allocations of a unit overlap.
 
@@ -235,15 +237,15 @@ def _units_by_job(numbers: set[int], owned: Attribution) -> Mapping[int, list[_P
     return found
 
 
-def _without_gpus(step: Step) -> str | None:
-    """Why a step cannot be said to have any GPU."""
+def _without_gpus(step: MeasuredStep) -> str | None:
+    """Say why a step cannot be said to have any GPU."""
     if not step.hosts:
         return NO_NODES
     return {None: UNKNOWN_COUNT, 0: NO_GPUS}.get(step.gpu_count)
 
 
-def _has_some(step: Step, job: JobRun, on_hosts: list[_Place], seen: int) -> bool:
-    """Whether a step has fewer GPUs than its job on the step's hosts.
+def _has_some(step: MeasuredStep, job: JobRun, on_hosts: list[_Place], seen: int) -> bool:
+    """Return True if a step has fewer GPUs than its job on the step's hosts.
 
     Where the job has GPUs that telemetry does not show, each of its hosts is taken to have an equal share of them.
     """
@@ -251,7 +253,7 @@ def _has_some(step: Step, job: JobRun, on_hosts: list[_Place], seen: int) -> boo
     return (step.gpu_count or 0) < max(len(on_hosts), share)
 
 
-def concurrent_steps(steps: Sequence[Step]) -> set[int]:
+def concurrent_steps(steps: Sequence[MeasuredStep]) -> set[int]:
     """Places of the steps that share a host with another step of their job for some time; both may have GPUs."""
     by_host: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
     for number, step in enumerate(steps):

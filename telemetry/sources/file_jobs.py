@@ -16,8 +16,8 @@ from almanac.names import name_key
 from almanac.records import Counts
 from almanac.tres import parse_gpus, parse_shares, parse_tres
 from almanac.units import parse_time_limit, printable
-from telemetry.sources.layouts import Layout, Origin
-from telemetry.sources.sacct_text import note_shares, optional_number, read_state
+from slurm.sacct import note_shares, optional_number, read_state
+from telemetry.sources.file_columns import Layout, Origin
 from telemetry.store.schema import JOBS
 
 _UNKNOWN = frozenset({"", "Unknown", "None", "N/A", "(null)", "NULL", "null", "nan", "NaN", "Partition_Limit"})
@@ -35,7 +35,7 @@ _ZONE_STEP_S = 1800
 _BACK_S, _MOST_S = 3600, 7200
 """By how much a clock is set back in fall, and the most that any change of a clock explains."""
 LOCAL = "with local times (export with TZ=UTC, import again)"
-"""Said of rows during which the clock changed. All other times of such a file are off by the zone's offset, too."""
+"""A note on rows during which the clock changed. All other times of such a file are off by the zone's offset, too."""
 _TOO_LONG = "with more elapsed time than end - start"
 _TOO_SHORT = "with much less elapsed time than end - start (suspended?)"
 
@@ -72,10 +72,12 @@ def read_jobs(block: pa.Table, layout: Layout, since_s: int, until_s: int, lates
 
 
 def _job(row: dict[str, Any], layout: Layout, latest_s: int, has_zone: bool, counts: Counts) -> dict[str, Any]:
-    """One row, complete. Raises ValueError("reason: example") where it is no job."""
+    """One row, complete. Raises ValueError("reason: example") if it is no job."""
     for name in ("job_id", "submit_s"):
         if isinstance(row[name], _Bad):
-            raise ValueError(f"{'job step' if _is_step(row[name]) else f'{name} not understood'}: {row[name].text}")
+            raise ValueError(
+                f"{'job step' if _STEP.fullmatch(row[name].text) else f'{name} not understood'}: {row[name].text}"
+            )
         if row[name] is None:
             raise ValueError(f"no {name}")
     for name, value in row.items():
@@ -94,10 +96,6 @@ def _job(row: dict[str, Any], layout: Layout, latest_s: int, has_zone: bool, cou
     if times[-1] > latest_s:
         raise ValueError(f"time in the future: job {row['job_id']}")
     return row
-
-
-def _is_step(value: _Bad) -> bool:
-    return _STEP.fullmatch(value.text) is not None
 
 
 def _compare_times(row: dict[str, Any], has_zone: bool, counts: Counts) -> None:
@@ -145,7 +143,7 @@ def _complete(row: dict[str, Any], layout: Layout) -> None:
 
 
 def _column(block: pa.Table, layout: Layout, ours: str) -> list[Any]:
-    """The values of one of our columns; None where it is missing, _Bad where it is not understood."""
+    """The values of one of our columns; None if missing, _Bad if not understood."""
     origin = layout.columns.get(ours, Origin())
     values: list[Any] = [origin.value] * len(block)
     read = _reader(ours, origin, layout)
@@ -264,7 +262,7 @@ def _duration(text: str) -> int | None:
 
 
 def _array(text: str, part: int) -> int | None:
-    """Of "123_4" the 123 or the 4; None where it is no task of an array."""
+    """Of "123_4" the 123 or the 4; None for a job that is no task of an array."""
     match = re.fullmatch(r"([0-9]{1,18})_([0-9]{1,18})", text.strip())
     return int(match[part]) if match else None
 

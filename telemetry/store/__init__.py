@@ -1,1 +1,3 @@
-"""The Parquet store: tables, files, marks, and checks."""
+"""The Parquet store: tables, partition files, and progress."""
+
+__all__ = ("database", "forgotten", "partitions", "progress", "removal", "schema", "store", "writing")

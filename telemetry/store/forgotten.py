@@ -1,4 +1,4 @@
-"""The list of people whom `almanac forget` removed: their records of that time are not stored again.
+"""The list of people whom `almanac forget` removed. Their records of that time are not stored again.
 
 <store>/forgotten.json holds a random key and, for each person, the HMAC-SHA-256 of the name and two times. It does not
 hold the name. Anyone who can read the store can test whether a name that they know is on the list.
@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from almanac.atomic import write_atomically, writing
 from almanac.errors import StoreError
-from almanac.plain_file import read_json, with_checksum
-from telemetry.store.atomic import write_atomically, writing
+from almanac.files import read_json, with_checksum
 
 _NAME = "forgotten.json"
 TIME_COLUMNS = {"jobs": "submit_s", "advice": "published_s"}

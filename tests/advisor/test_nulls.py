@@ -7,38 +7,40 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.decisions.gpu_type import GpuTypeRules, decide_type
-from advisor.decisions.memory import decide_memory
-from advisor.decisions.mig_raise import PendingSlice, decide_raises
-from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
-from advisor.decisions.placement import WAITS as PENDING
-from advisor.decisions.placement import PlacementView, decide_placement
-from advisor.decisions.power import DemandView, ForecastController, KeepWarm, Settings
-from advisor.decisions.power_nodes import NodeFlag, PowerLimits, PowerNode, select_nodes
-from advisor.decisions.priority import decide_priority
-from advisor.decisions.restart import RunningJob, next_type, why_never
 from advisor.duration.features import submission_of
-from advisor.duration.overrun import Overrun
-from advisor.memory.bound import calibrate
 from advisor.memory.calibration import Calibration
+from advisor.memory.decide import calibrate, decide_memory
+from advisor.memory.evidence import SHARED, runs_of
 from advisor.memory.peak_store import remember_peaks
+from advisor.memory.restart import RestartJob, next_type, why_never
 from advisor.mig.compute_need import activity_of, slow_down
+from advisor.mig.decide import PendingSlice, decide_raises
 from advisor.packing.evidence import packing_families
-from advisor.waits.view import TypeWait
+from advisor.power.decide import (
+    DemandView,
+    ForecastController,
+    ForecastSettings,
+    NodeFlag,
+    PowerLimits,
+    PowerNode,
+    select_nodes,
+)
+from advisor.power.replay import KeepWarm
+from advisor.priority import Overrun, decide_priority
+from advisor.types.decide import GpuTypeRules, TypeRunTime, TypeWait, decide_type
 from almanac.config import Config
-from almanac.mig import mig_models
-from almanac.records import Request
-from almanac.slices import SliceShare
+from almanac.hardware import gpu_models, mig_models, shares_host_memory
+from almanac.records import JobRequest
 from almanac.submit_config import Priority
-from slurm_hooks.advice.times_file import PublishedTime
-from slurm_hooks.mig.demand import smallest_shape
-from telemetry.metrics.preallocation import is_reserved_share
+from almanac.tiers import SliceShare
+from slurm.releases import release_of
+from slurm_hooks.mig.planning import smallest_shape
+from telemetry.metrics.data_quality import is_reserved_share
 
 NOW_S = 1_750_000_000
 MIB_40, MIB_80 = 40960.0, 81920.0
@@ -63,7 +65,7 @@ def calibration(site_history: pd.DataFrame, config: Config) -> Calibration:
 
 
 def advised(history: pd.DataFrame, calibration: Calibration, config: Config) -> str | None:
-    request = Request(user="ann", job_name="train-9", gpu_count=4, submit_s=NOW_S, constraints="gpu&hbm80g")
+    request = JobRequest(user="ann", job_name="train-9", gpu_count=4, submit_s=NOW_S, constraints="gpu&hbm80g")
     job = submission_of(request, config.tiers)
     evidence = remember_peaks(["ann"], history, NOW_S, config.advice, config.tiers).evidence(job, NOW_S)
     return decide_memory(request, evidence, calibration, config).tier.tier
@@ -90,6 +92,45 @@ def test_memory(
         assert advised(history_of(after), calibration, config) != "hbm40g"
 
 
+LABELS = [
+    *gpu_models(),
+    *(label for model in gpu_models().values() for label in model.labels),
+    "NVIDIA Rubin",
+    "",
+    None,
+]
+
+
+@given(label=st.sampled_from(LABELS), peaks=st.lists(st.floats(1000, 81000), min_size=3, max_size=20))
+def test_memory_advice_never_asks_for_less_than_was_used_on_any_model(
+    label: str | None, peaks: list[float], history_of: History, calibration: Calibration, config: Config
+) -> None:
+    rows: list[dict[str, Any]] = [{"hbm_peak_mib": peak, "gpu_model": label} for peak in peaks]
+    sizes = {tier.name: tier.capacity_mib for tier in config.tiers}
+    tier = advised(history_of(rows), calibration, config)
+    assert tier is None or sizes[tier] >= max(peaks)
+    assert tier is None or not shares_host_memory(label)
+
+
+@pytest.mark.parametrize("label", ["A100-80", "NVIDIA Rubin", "", None])
+def test_an_unlisted_model_gets_the_advice_of_a_listed_one(
+    label: str | None, history_of: History, calibration: Calibration, config: Config
+) -> None:
+    assert advised(history_of([{"gpu_model": label} for _ in range(12)]), calibration, config) == "hbm40g"
+
+
+@pytest.mark.parametrize("label", [name for name, model in gpu_models().items() if model.shares_host_memory])
+def test_memory_that_the_host_shares_gives_no_advice_and_says_why(
+    label: str, history_of: History, calibration: Calibration, config: Config
+) -> None:
+    """Memory in use on a GH200 can be the host's, and more than the GPU's own."""
+    history = history_of([{"gpu_model": label, "hbm_peak_mib": 90_000.0} for _ in range(12)])
+    assert advised(history, calibration, config) is None
+    assert {run.why_not for run in runs_of(history, config.advice, config.tiers)} == {SHARED}
+    mixed = history_of([{} for _ in range(12)] + [{"gpu_model": label, "hbm_peak_mib": 60_000.0}])
+    assert advised(mixed, calibration, config) != "hbm40g"
+
+
 def test_a_run_on_a_gpu_of_unknown_size_shows_a_least_need_only(
     history_of: History, calibration: Calibration, config: Config
 ) -> None:
@@ -113,22 +154,6 @@ def test_packing_evidence(number: int, history_of: History, config: Config) -> N
     assert (family.is_preallocated, family.gpu_model) == (False, "NVIDIA B300")
 
 
-def test_packing() -> None:
-    rules = PackingRules()
-    family = PackingFamily(
-        "ann", "train", 1, sm=(0.2,) * 6, dram=(0.1,) * 6, coverage=1.0, bounds_mib={2: 9000.0},
-        is_preallocated=False, gpu_model="NVIDIA B300", capacity_mib=MIB_80,
-    )  # fmt: skip
-    assert decide_packing((family, family), rules).is_advised
-    nulls: dict[str, Any] = {
-        "node_count": None, "coverage": math.nan, "bounds_mib": {}, "is_preallocated": None, "gpu_model": "",
-        "capacity_mib": None, "sm": (math.nan,) * 6, "dram": (math.nan,) * 6,
-    }  # fmt: skip
-    for name, value in nulls.items():
-        unknown = dataclasses.replace(family, **{name: value})
-        assert not decide_packing((unknown, unknown), rules).is_advised, name
-
-
 @given(sm=st.floats(0.01, 1), dram=st.floats(0, 1), busy=st.floats(0, 1))
 def test_a_slice_promises_no_more_speed_where_the_busy_time_is_unknown(sm: float, dram: float, busy: float) -> None:
     known, unknown = (activity_of(sm, dram, each, "A100-80") for each in (busy, math.nan))
@@ -148,7 +173,7 @@ def test_a_slice_stays_what_it_was_where_memory_or_use_is_unknown(ran_on: str, c
 
 TIMES = {"run_s": 3600.0, "low_s": 3500.0, "high_s": 3700.0, "longest_s": 4000.0}
 WAITS = {"wait_s": 600.0, "low_s": 500.0, "high_s": 700.0}
-"""Of type a, beside which b is slower, and free now."""
+"""Of type a, which is free now and faster than b."""
 
 
 @given(name=st.sampled_from([*TIMES, "gone"]), of_wait=st.sampled_from([*WAITS, "gone"]), limit_s=st.floats(60, 1e5))
@@ -156,8 +181,8 @@ def test_gpu_type(name: str, of_wait: str, limit_s: float) -> None:
     """A limit that is not known can be any, and a run time or wait of the type asked for the shortest."""
 
     def advised(a: dict[str, float] | None, wait: dict[str, float] | None, limit_s: float | None) -> str | None:
-        slower = PublishedTime("b", 3620.0, 3600.0, 3640.0, 4100.0, 9, "own runs")
-        times = [slower, *([PublishedTime("a", **a, runs=9, source="own runs")] if a else [])]
+        slower = TypeRunTime("b", 3620.0, 3600.0, 3640.0, 4100.0, 9, "own runs")
+        times = [slower, *([TypeRunTime("a", **a, runs=9, source="own runs")] if a else [])]
         waits = [TypeWait("b", 0.0, 0.0, 0.0, NOW_S), *([TypeWait("a", **wait, as_of_s=NOW_S)] if wait else [])]
         found = decide_type(times, waits, ["a"], GpuTypeRules(NOW_S, min_gain=0.05), limit_s)
         return found.best.gpu_type if found else None
@@ -187,7 +212,7 @@ def test_power(name: str, place: int, target: int) -> None:
 def test_a_target_without_demand_or_forecast_powers_nothing_down(name: str, is_stale: bool) -> None:
     levels = {(18, quantile): 2.0 for quantile in (0.5, 0.9, 0.99)}
     view = DemandView(0, 20, 20, active=1.0, recent=1.0, levels=levels, expected={18: 1.0})
-    controllers = (ForecastController(Settings(0.05)), KeepWarm(1))
+    controllers = (ForecastController(ForecastSettings(0.05)), KeepWarm(1))
     assert all(controller.target(view) is not None for controller in controllers)
     view = view._replace(**{name: None}, is_stale=is_stale)
     assert controllers[0].target(view) is None
@@ -209,32 +234,15 @@ def test_a_slice_of_unknown_shape_is_neither_raised_nor_given(asked: list[str], 
         assert (each.old, each.new) == ("1g", "2g") and idle == "2g" and "2g" not in asked
 
 
-@pytest.mark.parametrize("name", ["left", "rates", "waited_s"])
-def test_placement_decides_nothing_on_a_number_that_is_not_known(name: str) -> None:
-    view = PlacementView(
-        np.array([1, 2]),
-        np.ones(2),
-        np.ones((2, 2)),
-        np.array([PENDING, 0]),
-        np.array([4, 4]),
-        waited_s=np.zeros(2),
-    )
-    decide_placement(view)
-    hole = np.array(getattr(view, name))
-    hole.flat[0] = math.nan
-    with pytest.raises(ValueError, match=f"{name} must be finite"):
-        decide_placement(dataclasses.replace(view, **{name: hole}))
-
-
 @pytest.mark.parametrize(
     "hole", [{"gpu_type": ""}, {"gpu_type": "nobody's"}, {"request": ""}, {"can_requeue": False}, {"is_own": False}]
 )
 def test_a_job_that_outgrows_its_gpu_stays_if_something_of_it_is_not_known(hole: dict[str, Any]) -> None:
-    job = RunningJob(1, "a100", "gres", 0, can_requeue=True, is_own=True, appends_output=True)
+    job = RestartJob(1, "a100", "gres", 0, can_requeue=True, is_own=True, appends_output=True)
     sizes, there = {"a100": 40_960, "h100": 81_920}, ("a100", "h100")
-    assert next_type(job, sizes, there).gpu_type == "h100" and not why_never(job, (24, 11), 3)
+    assert next_type(job, sizes, there).gpu_type == "h100" and not why_never(job, release_of("24.11.5"), 3)
     unknown = dataclasses.replace(job, **hole)
-    assert why_never(unknown, (24, 11), 3) or not next_type(unknown, sizes, there).gpu_type
+    assert why_never(unknown, release_of("24.11.5"), 3) or not next_type(unknown, sizes, there).gpu_type
     assert why_never(job, None, 3) and not next_type(job, sizes, ()).gpu_type and not next_type(job, {}, there).gpu_type
 
 

@@ -58,14 +58,9 @@ def test_a_program_that_prints_too_much_is_ended(script: str) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [
-        "exec sleep 600",
-        "sleep 600 & wait",
-        "exec >&- 2>&-; sleep 600",
-        "trap '' TERM INT HUP; while :; do sleep 1; done",
-        "while :; do echo .; sleep 0.02; done",
-    ],
-)
+    ["exec sleep 600", "sleep 600 & wait", "exec >&- 2>&-; sleep 600",
+     "trap '' TERM INT HUP; while :; do sleep 1; done", "while :; do echo .; sleep 0.02; done"],
+)  # fmt: skip
 def test_a_program_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path, script: str) -> None:
     with pytest.raises(TimeoutError, match=r"timed out after 0\.2 s"):
         shell(f"echo $$ >{tmp_path}/pid; {script}", timeout_s=0.2)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from almanac.config import Config
-from almanac.config_file import find_config, load_config, parse_config
+from almanac.config_file import INSTEAD, find_config, load_config, parse_config
 from almanac.errors import ConfigError
 from almanac.hardware import find_gpu_model, gpu_models
+from almanac.submit_config import keys_of
 
 TIERS = {
     "tiers": [
@@ -54,7 +57,12 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"advice": {"risk": 2}}, "advice.risk is 2, expected float, 0.0001 to 0.5", "correct"),
         ({"store": {"threads": -1}}, "store.threads is -1, expected int, at least 0", "correct"),
         ({"filters": {"partitions": "gpu"}}, "expected a list of strings", '["a", "b"]'),
-        ({"prometheus": {"exporter": "dcmg"}}, "exporter is 'dcmg'", "dcgm, jobstats"),
+        ({"prometheus": {"name_s": "dcgm"}}, "unknown key 'name_s'", "did you mean 'names'?"),
+        ({"prometheus": {"server": {"url": "http://p"}}}, "server must be an array", "[[prometheus.server]]"),
+        ({"prometheus": {"server": [{"url": "http://p"}]}}, "number 1 has the name '' and an address", "a name of its"),
+        ({"prometheus": {"server": [{"name": "a"}]}}, "number 1 has the name 'a' and no url", "give each a url"),
+        ({"prometheus": {"server": [{"name": "a", "ulr": "http://p"}]}}, "unknown key 'ulr'", "did you mean 'url'?"),
+        ({"prometheus_names": 7}, "prometheus_names is 7", "[prometheus_names.NAME]"),
         ({"tiers": {"name": "x"}}, "array of tables", "[[tiers]]"),
         ({"tiers": [{"name": "x", "capacity_mib": 1}]}, "0 of constraint, gres, and partition", "exactly one"),
         ({"tiers": [{"name": "x", "capacity_mib": 1, "gres": "a", "partition": "b"}]}, "2 of", "exactly one"),
@@ -84,7 +92,12 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"links": [{"name": str(n), "url": "https://g.example/"} for n in range(9)]}, "9 [[links]]", "remove"),
         ({"site": {"help_url": "help.example"}}, "site.help_url is 'help.example'", "https://"),
         ({"site": {"help_url": "https://help.example/{job_id}"}}, "has a brace", "[[links]]"),
-        ({"mail": {"bcc": "a@b.example, c@d.example"}}, "mail.bcc is 'a@b.example, c@d.example'", "without a name"),
+        (
+            {"mail": {"unsubscribe": "a@b.example, c@d.example"}},
+            "mail.unsubscribe is 'a@b",
+            "without a name",
+        ),
+        ({"mail": {"unsubscribe": "ftp://b.example"}}, "mail.unsubscribe is 'ftp://b.example'", "https://"),
         ({"mail": {"reply_to": "a@b.example\r\nBcc: c@d.example"}}, "mail.reply_to is", "without a name"),
         ({"mail": {"address_command": ["mail-of"]}}, "starts with 'mail-of'", "full path"),
         ({"power": {"mode": "on"}}, "power.mode is 'on'", "off, observe, apply"),
@@ -203,7 +216,7 @@ def test_the_environment_and_the_home_folder_are_looked_at(tmp_path: Path, monke
 
 
 class Owned:
-    """What stat says of a file, under another owner."""
+    """Return stat's answer for a file, under another owner."""
 
     def __init__(self, real: os.stat_result, uid: int) -> None:
         self.st_mode, self.st_uid = real.st_mode, uid
@@ -233,29 +246,18 @@ def test_the_hardware_table_has_every_promised_model_with_a_source() -> None:
         assert model.hbm_mib * 2**20 / model.hbm_bytes_per_s < 0.2, "the whole memory is read in a fraction of a second"
 
 
-@pytest.mark.parametrize(
-    ("label", "total_mib", "name"),
-    [
-        ("NVIDIA A100-SXM4-40GB", None, "A100-40"),
-        ("NVIDIA A100-SXM4-80GB", None, "A100-80"),
-        ("NVIDIA H100 80GB HBM3", 81559.0, "H100-80"),
-        ("Tesla V100-SXM2", 32480.0, "V100-32"),
-        ("Tesla V100-SXM2", 16130.0, "V100-16"),
-        ("Tesla V100-SXM2", None, None),
-        ("NVIDIA A100-SXM4-80GB", 9728.0, "A100-80"),
-        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728.0, "A100-80"),
-        ("NVIDIA A100-SXM4-40GB", 4864.0, "A100-40"),
-        ("NVIDIA H200", 16384.0, "H200-141"),
-        ("NVIDIA A30", 5836.0, "A30"),
-        ("NVIDIA A100-SXM4-80GB", 60_000.0, None),
-        ("Tesla V100-SXM2", 9728.0, None),
-        ("NVIDIA GeForce RTX 5090", None, None),
-        ("", None, None),
-    ],
-)
-def test_models_are_found_by_the_exporters_label(label: str, total_mib: float | None, name: str | None) -> None:
-    model = find_gpu_model(label, total_mib)
-    assert (model.name if model else None) == name
+def test_models_are_found_by_the_exporters_label() -> None:
+    for label, total_mib, name in [
+        ("NVIDIA A100-SXM4-40GB", None, "A100-40"), ("NVIDIA A100-SXM4-80GB", None, "A100-80"),
+        ("NVIDIA H100 80GB HBM3", 81559.0, "H100-80"), ("Tesla V100-SXM2", 32480.0, "V100-32"),
+        ("Tesla V100-SXM2", 16130.0, "V100-16"), ("Tesla V100-SXM2", None, None),
+        ("NVIDIA A100-SXM4-80GB", 9728.0, "A100-80"), ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728.0, "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", 4864.0, "A100-40"), ("NVIDIA H200", 16384.0, "H200-141"),
+        ("NVIDIA A30", 5836.0, "A30"), ("NVIDIA A100-SXM4-80GB", 60_000.0, None), ("Tesla V100-SXM2", 9728.0, None),
+        ("NVIDIA GeForce RTX 6090", None, None), ("", None, None),
+    ]:  # fmt: skip
+        model = find_gpu_model(label, total_mib)
+        assert (model.name if model else None) == name
 
 
 def test_of_a_slice_the_label_decides_and_of_a_whole_gpu_also_its_memory() -> None:
@@ -263,3 +265,48 @@ def test_of_a_slice_the_label_decides_and_of_a_whole_gpu_also_its_memory() -> No
     assert slice_of is not None and slice_of.name == "A100-80"
     assert find_gpu_model("NVIDIA A100-SXM4-80GB", 9728.0, is_slice=False) is None
     assert find_gpu_model("Tesla V100-SXM2", 16_130.0, is_slice=True) is None
+
+
+FIXTURES = Path(__file__).parent / "fixtures"
+EVERY_KEY = FIXTURES / "keys-436059fc.toml"
+SECTIONS = [field.name for field in keys_of(Config) if dataclasses.is_dataclass(field.default)]
+
+
+def test_a_file_with_every_earlier_key_is_read_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(EVERY_KEY)
+    assert sorted(config.removed) == sorted(INSTEAD)
+    assert [getattr(config, name) for name in SECTIONS] == [getattr(Config(), name) for name in SECTIONS]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert all(f"{key} ({text})" in warning for key, text in INSTEAD.items())
+
+
+def test_every_earlier_key_is_a_key_or_a_removed_one() -> None:
+    earlier = tomllib.loads(EVERY_KEY.read_text())
+    keys = {f"{section}.{key.name}" for section in SECTIONS for key in keys_of(type(getattr(Config(), section)))}
+    then = {f"{name}.{key}" for name, section in earlier.items() if isinstance(section, dict) for key in section}
+    assert then - keys == set(INSTEAD)
+
+
+def test_a_section_that_went_is_read_while_it_is_empty_and_nothing_else() -> None:
+    assert parse_config({"metrics": {}}) == Config()
+    for content in (0, 5, {"window": 60}):
+        with pytest.raises(ConfigError, match="metrics"):
+            parse_config({"metrics": content})
+
+
+@pytest.mark.parametrize("uncommented", [False, True])
+def test_the_file_that_packages_shipped_is_read_without_a_warning(tmp_path: Path, uncommented: bool) -> None:
+    text = (FIXTURES / "shipped-436059fc.toml").read_text()
+    path = tmp_path / "almanac.toml"
+    path.write_text(re.sub(r"(?m)^# (?=\[|\w+ = )", "", text) if uncommented else text)
+    config = load_config(path)
+    assert (config.removed, len(config.tiers)) == ((), 2 if uncommented else 0)
+
+
+@pytest.mark.parametrize("value", [True, -1, 10**400, float("nan"), [], ["a", 1], {"a": {}}, ""])
+def test_no_value_of_a_removed_key_stops_a_command(value: Any) -> None:
+    data: dict[str, dict[str, Any]] = {}
+    for name in INSTEAD:
+        section, key = name.split(".")
+        data.setdefault(section, {})[key] = value
+    assert dataclasses.replace(parse_config(data), removed=()) == Config()

@@ -7,12 +7,11 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from hostile_record import record_of
-from hostile_site import BATCHES, KINDS, hostile_profile, plan_hostile, proof_shape
+from hostile_site import BATCHES, KINDS, hostile_profile, plan_hostile, proof_shape, record_of
 
 from demo import SiteShape, generate_jobs, plan_site
 from telemetry.history import load_history
-from telemetry.metrics.preallocation import is_reserved_share
+from telemetry.metrics.data_quality import is_reserved_share
 from telemetry.store.store import Store
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from one_batch import OneBatch
 
 from almanac.config_file import load_config
 from cli.demo import CONFIG
@@ -27,10 +28,9 @@ def _fill(folder: Path) -> None:
     (folder / "almanac.toml").write_text(CONFIG + "\n[advice]\nrisk = 0.05\n")
     start_s = (int(time.time()) // 86400 - 4) * 86400
     shape = dataclasses.replace(SiteShape.demo(), seed=3, days=4, start_s=start_s, users=12, jobs_per_day=150)
-    store = Store.create(folder / "store")
-    result = IngestResult("generated", shape.start_s, shape.end_s)
-    ingest(GeneratedSource(shape), store.of("demo"), shape.start_s, shape.end_s, result, lambda rows, reached_s: None)
-    summarize(store.of("demo"), load_config(folder / "almanac.toml"))
+    source, cluster = OneBatch(GeneratedSource(shape)), Store.create(folder / "store").of("demo")
+    ingest(source, cluster, start_s, shape.end_s, IngestResult("sacct", start_s, shape.end_s), lambda *_: None)
+    summarize(cluster, load_config(folder / "almanac.toml"))
     CommandLine(folder)("train")
 
 

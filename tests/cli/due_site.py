@@ -1,4 +1,4 @@
-"""A site with mail, a stand-in for sacct and a real SMTP server, for tests of `almanac report --due`."""
+"""A site with mail, a stand-in for sacct and a real SMTP server, for tests of `almanac mail run`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
 from cli.ingest import run as read_sources
-from cli.report_due import mail_site
-from reports.mail.outbox import Outbox, outbox_path
-from reports.mail.outcome import Outcome
-from reports.mail.run import MailRun
+from cli.mail import command, mail_run
+from reports.mail.due import MailOutcome
+from reports.mail.record import MailRecord, record_path
 from telemetry.ingest import SourceSpan
 from telemetry.sources.sacct import SacctSource
 from telemetry.store.store import Store
@@ -82,10 +81,15 @@ class Site:
         start_s = self.app.clock_s - 6 * HOUR_S if since_s is None else since_s
         read_sources(self.store.of(CLUSTER), [SourceSpan(source, start_s, self.app.clock_s)])
 
-    def due(self, at_s: int | None = None) -> Outcome:
+    def due(self, at_s: int | None = None) -> MailOutcome:
         self.app.clock_s = self.app.clock_s if at_s is None else at_s
-        with Outbox(outbox_path(self.root / "store")) as outbox:
-            return MailRun(mail_site(self.app, self.store.of(CLUSTER)), outbox).run()
+        with MailRecord(record_path(self.root / "store")) as record:
+            return mail_run(self.app, self.store.of(CLUSTER), record).run()
+
+    def timer(self, *options: str) -> int | None:
+        """The exit code of `almanac mail run`."""
+        code: int | None = command.main(["run", *options], standalone_mode=False, obj=self.app)
+        return code
 
     @property
     def got(self) -> list[tuple[str, str]]:
@@ -139,7 +143,7 @@ def killed_runs(site: Site) -> AbstractContextManager[Run]:
 
 def running_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     know_everybody(monkeypatch)
-    monkeypatch.setattr("reports.mail.outbox.DOUBTED_RUNS", 0)  # tests wait for days
+    monkeypatch.setattr("reports.mail.record.DOUBTED_RUNS", 0)  # tests wait for days
     (tmp_path / "ended").mkdir(mode=0o770)
     (tmp_path / "ended").chmod(0o770)
     Store.create(tmp_path / "store")

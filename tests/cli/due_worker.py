@@ -1,8 +1,8 @@
-"""Runs of `almanac report --due` that end with SIGKILL at their nth step: due_worker.py ROOT PORT; step 0 is never.
+"""Runs of `almanac mail run` that end with SIGKILL at their nth step: due_worker.py ROOT PORT; step 0 is never.
 
-A step is a statement of the outbox, a command to the mail server or its reply, or the rename or removal of a file. The
-result of a run is the number of its steps. With fill, the disk is full from that step on instead, and a run that fails
-for it tells why.
+A step is a statement of the record, a command to the mail server or its reply, or the rename or removal of a file. The
+result of a run is the number of its steps, and its faults. With fill, the disk is full from that step on instead, and
+a run that fails for it tells why.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import one_duckdb
 from due_site import NOW_S, Site, know_everybody, scenario, site_of
 from forks import serve
 
-# The timer imports these late; here, once for all runs.
-import reports.mail.delivery  # noqa: F401
-import telemetry.metrics.summary  # noqa: F401
 from almanac.errors import AlmanacError
 
 steps = 0
@@ -80,20 +79,21 @@ class Port:
     port = int(sys.argv[2])
 
 
-def run(number: int, full: str = "", at_s: int = NOW_S + 300, **mail: Any) -> int | str:
+def run(number: int, full: str = "", at_s: int = NOW_S + 300, **mail: Any) -> str:
     global kill_at, fill
     kill_at, fill = number, full
     site: Site = site_of(Path(sys.argv[1]), Port())  # type: ignore[arg-type]
     site.change("mail", **mail)
     scenario(site)
     try:
-        site.due(at_s)
+        faults = site.due(at_s).faults
     except (AlmanacError, OSError) as error:
         if not full:
             raise
         return f"{error}"
-    return steps
+    return f"{steps} {faults}"
 
 
 know_everybody()
+duckdb.connect = one_duckdb.connect  # type: ignore[assignment]
 serve(run)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from telemetry.sources.sacct_text import COLUMNS
+from slurm.sacct import COLUMNS
 
 CLUSTER = "test"
 
@@ -25,6 +25,8 @@ class Accounting:
     def __call__(self, argv: Sequence[str]) -> bytes:
         if argv[0] == "sacctmgr":
             return f"{CLUSTER}\n".encode()
+        if argv[0] == "sinfo":
+            return b""
         assert argv[0] == "sacct", f"not expected: {argv}"
         if "--helpformat" in argv:
             return " ".join(COLUMNS).encode()
@@ -42,7 +44,9 @@ class Accounting:
         rows = [{**row, **_RUNNING} if (row["end_s"] or 0) > self.now_s() else row for row in rows]
         if "-j" in argv:
             ids = set(map(int, argv[argv.index("-j") + 1].split(",")))
-            return [row for row in rows if row["job_id"] in ids]
+            return [row for row in rows if {row["job_id"], row.get("array_job_id")} & ids]
+        if "-u" in argv:
+            return [row for row in rows if row["user"] == argv[argv.index("-u") + 1]]
         since_s, until_s = (_seconds(argv[argv.index(option) + 1]) for option in ("-S", "-E"))
         return [row for row in rows if row["submit_s"] < until_s and (row["end_s"] is None or row["end_s"] >= since_s)]
 
@@ -70,6 +74,7 @@ def _text(row: dict[str, Any]) -> dict[str, str]:
         "ElapsedRaw": str(row["elapsed_s"] or 0), "TimelimitRaw": "240", "NNodes": "1", "NodeList": row["node"],
         "ReqCPUS": "8", "AllocCPUS": "8", "ReqTRES": tres, "AllocTRES": tres if row["start_s"] else "",
         "Constraints": "gpu&hbm80g", "ExitCode": f"{row.get('exit_code', 0)}:0",
+        "WorkDir": row.get("folder", ""), "SubmitLine": row.get("line", ""),
     }  # fmt: skip
 
 

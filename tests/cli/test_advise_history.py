@@ -1,4 +1,4 @@
-"""What `almanac advise` looks at of a user's past."""
+"""The part of a user's past that `almanac advise` uses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from click.testing import CliRunner
 
 from advisor.from_store import advise_from_store
 from almanac.config import Config
-from almanac.records import Request
+from almanac.records import JobRequest
 from cli.main import cli
-from telemetry.metrics.catalogue import JOB_METRICS
-from telemetry.slurm.script_key import script_key
+from slurm.sbatch import script_key
+from telemetry.counters import JOB_METRICS
+from telemetry.site import Site
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -35,14 +36,14 @@ def test_runs_of_any_age_count_for_the_time_as_they_do_in_training(tmp_path: Pat
     ]  # fmt: skip
     store = Store.create(tmp_path / "store")
     store.of("c").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
-    request = Request(user="ann", job_name="train", gpu_count=4)
-    advice = advise_from_store(store.of("c"), request, Config(), NOW_S)
+    request = JobRequest(user="ann", job_name="train", gpu_count=4)
+    advice = advise_from_store(Site.of(store.of("c"), Config(), NOW_S), request)
     assert advice.duration is not None
     assert advice.duration.runs == 4
 
 
 def test_the_script_speaks_for_a_name_that_is_new_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the folder where it is typed, as the record has it."""
+    """Advise from the folder of the submission, as the record has it."""
     user = pwd.getpwuid(os.getuid()).pw_name
     words = ("amber", "birch", "cedar", "dune", "ember", "fjord")
     now_s = int(time.time())

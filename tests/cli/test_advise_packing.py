@@ -22,10 +22,10 @@ from almanac.config import AdviceSection, Config
 from almanac.submit_config import Priority
 from cli.app import App
 from cli.main import cli
-from slurm_hooks.advice.file import AdviceFile, Row, render
-from slurm_hooks.advice.packing_file import PackingRow, render_packing
+from slurm_hooks.advice.file import ADVICE, AdviceFile, AdviceRow
+from slurm_hooks.advice.kinds import PACKING, PackingFile, PackingRow
+from telemetry.counters import JOB_METRICS
 from telemetry.history import load_history
-from telemetry.metrics.catalogue import JOB_METRICS
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -168,16 +168,23 @@ def test_without_the_store_the_published_note_is_shown(
     own.mkdir(parents=True)
     with (tmp_path / "almanac.toml").open("a") as config:
         config.write(f'[hooks]\nadvice_dir = "{tmp_path}/advice"\n')
-    row = Row("F", 600, 0, "sweep-#", 1)
+    row = AdviceRow("F", 600, 0, "sweep-#", 1)
     file = AdviceFile("v", now_s, now_s + 3600, "observe", False, "ask", Priority(), (), (row,))
-    (own / "advice").write_bytes(render(file))
+    (own / ADVICE.name).write_bytes(ADVICE.render(file))
     text = "Pack two on one GPU: each likely 0.62 to 1.00 of its speed. Use: --array=A-B:2 and almanac-pack -- CMD {}"
-    (own / "packing").write_bytes(render_packing(now_s + 3600, [PackingRow("sweep-#", 1, 20_000, text)]))
+    packing = PackingFile(now_s, now_s + 3600, (PackingRow("sweep-#", 1, 20_000, text),))
+    (own / PACKING.name).write_bytes(PACKING.render(packing))
     said = CliRunner().invoke(cli, [*argv, *ASKED])
     assert said.stdout.splitlines()[-2:] == [
         "  Pack two on one GPU: each likely 0.62 to 1.00 of its speed. Use:",
         "    --array=A-B:2 and almanac-pack -- CMD {}",
     ]
+    assert said.stderr == ""
+    newer = ADVICE.render(file).replace(b'"rows":', b'"energy_kwh":[1],"rows":', 1)
+    (own / ADVICE.name).write_bytes(newer.replace(b'"gpus":1', b'"gpus":1,"color":"red"'))
+    said = CliRunner().invoke(cli, [*argv, *ASKED])
+    assert said.stdout.splitlines()[-2].startswith("  Pack two on one GPU")
+    assert said.stderr == "note: published by a newer almanac; not shown: color, energy_kwh\n"
     assert json.loads(CliRunner().invoke(cli, [*argv, "--json", *ASKED]).stdout)["packing"]["text"] == text
     for other in (ASKED[1:], (*ASKED[:-1], "--wrap=almanac-pack -- x"), (*ASKED, "-N2")):
         assert "almanac-pack" not in CliRunner().invoke(cli, [*argv, *other]).stdout

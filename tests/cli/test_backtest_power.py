@@ -80,7 +80,7 @@ def test_the_tables_fit_a_terminal_and_the_picture_is_drawn(series: Path, tmp_pa
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("note"))
     assert all(name in done.stdout for name in ("vanilla", "CES (paper)", "shuffled", "almanac", "oracle"))
     assert "late: unknown, because the file has no jobs" in done.stdout
-    assert "money: unknown; give --price, or set cost.per_kwh" in done.stdout
+    assert "money: unknown; set cost.per_kwh" in done.stdout
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -127,7 +127,7 @@ def test_nodes_power_down_as_the_configuration_limits_them(site: tuple[Path, Pat
     assert asleep[1]["vanilla"] == asleep[0]["vanilla"] == 0
 
 
-def test_late_jobs_and_prices_by_the_configuration(site: tuple[Path, Path]) -> None:
+def test_late_jobs_and_prices_by_the_configuration(site: tuple[Path, Path], tmp_path: Path) -> None:
     found = json.loads(called("--json", "--node-set", "gpu", config=site[0], store=site[1]).stdout)
     assert (found["node_set"], found["nodes"], found["jobs"], found["boot_min"]) == ("gpu", 20, 320, 4)
     scores = {score["controller"]: score for score in found["controllers"]}
@@ -138,7 +138,9 @@ def test_late_jobs_and_prices_by_the_configuration(site: tuple[Path, Path]) -> N
         assert (score["jobs"]["delayed"] > 0) == is_short, "each node runs one job: who is short delays one"
         assert (score["jobs"]["longest_min"] or 0) <= 5, "a woken node is up 4 minutes after it was missed"
         assert score["money"] == pytest.approx(score["kwh"] * 0.25)
-    slow = json.loads(called("--json", "--boot", "30", "--price", "1", config=site[0], store=site[1]).stdout)
+    other = tmp_path / "other.toml"
+    other.write_text(CONFIG.replace("boot_min = 4", "boot_min = 30").replace("0.25", "1.0"))
+    slow = json.loads(called("--json", config=other, store=site[1]).stdout)
     late = {score["controller"]: score["jobs"]["longest_min"] or 0 for score in slow["controllers"]}
     assert max(late.values()) > 5
     assert slow["controllers"][-1]["money"] == pytest.approx(slow["controllers"][-1]["kwh"])

@@ -1,4 +1,4 @@
-"""`almanac characterize` on the generated site, from the store to the files."""
+"""`almanac site-report --study` on the generated site, from the store to the files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.characterize import TABLES
+from telemetry.characterize.study import TABLES
 
 CommandLine = Any
 
 
 @pytest.fixture(scope="module")
 def told(site: CommandLine) -> dict[str, Any]:
-    found: dict[str, Any] = site.json("characterize", "--json")
+    found: dict[str, Any] = site.json("site-report", "--study", "--json")
     return found
 
 
@@ -60,7 +60,7 @@ def test_tables_agree_with_the_list_of_jobs(site: CommandLine, told: dict[str, A
 
 
 def test_files_and_summary(site: CommandLine, told: dict[str, Any], tmp_path: Path) -> None:
-    said = site("characterize", "--out", str(tmp_path / "tables"))
+    said = site("site-report", "--study", "--csv", str(tmp_path / "tables"))
     assert "published" in said
     assert "with usable data" in said.splitlines()[0]
     files = sorted(path.name for path in (tmp_path / "tables").iterdir())
@@ -76,13 +76,13 @@ def test_files_and_summary(site: CommandLine, told: dict[str, Any], tmp_path: Pa
 
 
 def test_a_span_without_jobs_is_no_error(site: CommandLine, tmp_path: Path) -> None:
-    said = site("characterize", "-S", "2001-01-01", "-E", "2001-02-01", "--out", str(tmp_path))
+    said = site("site-report", "--study", "-S", "2001-01-01", "-E", "2001-02-01", "--csv", str(tmp_path))
     assert said.startswith("no GPU jobs")
     assert pq.read_table(tmp_path / "fig05_energy.parquet").num_rows == 0
 
 
 def test_a_folder_that_cannot_be_made_ends_in_words(site: CommandLine) -> None:
     options = ("--config", str(site.folder / "almanac.toml"), "--store", str(site.folder / "store"))
-    done = site.raw(*options, "characterize", "--out", "/proc/self/nothing")
+    done = site.raw(*options, "site-report", "--study", "--csv", "/proc/self/nothing")
     assert done.returncode == 4
     assert "cannot be written" in done.stderr

@@ -51,30 +51,13 @@ def test_help_loads_nothing_heavy() -> None:
     ("modules", "heavy"),
     [
         ("cli.jobs, cli.job_table, reports.published.caller", ["pandas", "lightgbm", "matplotlib", "jinja2"]),
-        ("cli.report, reports.job.context, reports.job.terminal", ["lightgbm", "matplotlib", "css_inline"]),
+        ("cli.report, reports.job.build, reports.job.render", ["lightgbm", "matplotlib", "css_inline"]),
     ],
 )
 def test_a_typed_command_loads_only_what_it_needs(modules: str, heavy: list[str]) -> None:
     program = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_jobs_lists_what_jobs_used(site: CommandLine, rows: list[dict[str, Any]]) -> None:
-    assert len(rows) > 300
-    table = site("jobs", "-a", "-n", "5")
-    assert len(table.splitlines()) == 8
-    assert "\x1b" not in table
-    parsable = site("jobs", "-a", "-n", "0", "-P").splitlines()
-    assert parsable[0].startswith("job_id|submit_s")
-    assert len(parsable) == len(rows) + 1
-
-
-def test_jobs_of_one_user_and_of_one_id(site: CommandLine, rows: list[dict[str, Any]]) -> None:
-    user = rows[0]["user"]
-    assert {row["user"] for row in site.json("jobs", "-u", user, "-n", "0", "--json")} == {user}
-    job_id = rows[-1]["job_id"]
-    assert {row["job_id"] for row in site.json("jobs", "-a", "-j", str(job_id), "--json")} == {job_id}
 
 
 def test_the_script_is_read_and_the_command_line_wins(site: CommandLine, rows: list[dict[str, Any]]) -> None:
@@ -89,22 +72,6 @@ def test_the_script_is_read_and_the_command_line_wins(site: CommandLine, rows: l
     assert "hbm40g" in site("advise", "--user", user, "--gpus=4", "-", stdin=script)
 
 
-def test_short_options_glued_to_their_value_are_sbatchs(site: CommandLine) -> None:
-    advice = site.json("advise", "--json", "--user", "nobody-knows", "-Chbm80g", "-G4", "-Jtest-h", ok=(10,))
-    assert advice["request"]["constraints"] == "hbm80g"
-    assert advice["request"]["gpu_count"] == 4
-    assert advice["request"]["job_name"] == "test-h"
-
-
-def test_our_options_count_after_sbatchs_and_not_after_the_script(site: CommandLine) -> None:
-    asked = ("-J", "x", "--tasks-per-node=2", "--gpus=4", "--json", "--user", "nobody-knows")
-    advice = site.json("advise", *asked, ok=(10,))
-    assert (advice["request"]["user"], advice["request"]["gpu_count"]) == ("nobody-knows", 4)
-    path = site.folder / "args.sh"
-    path.write_text("#!/bin/sh\n")
-    assert not site("advise", "--user", "nobody-knows", "-G4", str(path), "--json", ok=(10,)).startswith("{")
-
-
 def test_a_hostile_name_is_shown_inert(site: CommandLine, rows: list[dict[str, Any]]) -> None:
     user, _ = often(rows, lambda peak: peak < 28000)
     said = site("advise", "--user", user, "-J", "\x1b[31mred\nFAILED\u202e", "--gpus=4", ok=(0, 10))
@@ -114,8 +81,8 @@ def test_a_hostile_name_is_shown_inert(site: CommandLine, rows: list[dict[str, A
 
 @pytest.mark.parametrize(
     "command",
-    [["train"], ["evaluate"], ["models"], ["models", "--rollback"], ["backtest", "tier"], ["jobs", "-a"],
-     ["jobs", "-u", "alice"], ["characterize"], ["summarize"]],
+    [["train"], ["evaluate"], ["models"], ["models", "--use", "previous"], ["backtest", "tier"], ["jobs", "-a"],
+     ["jobs", "-u", "alice"], ["site-report", "--study"], ["summarize"]],
 )  # fmt: skip
 def test_what_looks_at_everybodys_jobs_is_for_operators(
     site: CommandLine, command: list[str], monkeypatch: pytest.MonkeyPatch
@@ -130,18 +97,17 @@ def test_training_asks_the_simulation_how_far_the_queue_relies_on_predictions(
     site: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert site.json("train", "--json")["rank_exponent"] in (0.25, 0.5, 0.75, 1.0)
-    monkeypatch.setattr("simulator.rank_choice.choose_exponent", lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1)
+    monkeypatch.setattr("cli.train.choose_exponent", lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1)
     assert site.json("train", "--json")["rank_exponent"] == 0.6
 
 
 def test_one_can_go_back_to_the_version_before(site: CommandLine) -> None:
     first, second = (site.json("train", "--json")["version"] for _ in range(2))
-    shown = site.json("models", "--rollback", "--json")
+    shown = site.json("models", "--use", "previous", "--json")
     assert [each["name"] for each in shown if each["is_current"]] == [first]
     assert {"ranking", "almanac"} <= set(shown[-1]["scores"])
     assert second in site("models", "--use", second)
     site("models", "--use", "../x", ok=(4,))
-    site("models", "--use", second, "--rollback", ok=(2,))
 
 
 def test_an_evaluation_shows_baselines_beside_ours(site: CommandLine) -> None:
@@ -188,16 +154,6 @@ def test_ingest_without_servers_says_what_was_tried(
     assert "sacct was not found in /nonexistent" in done.stderr
     assert "127.0.0.1:9" in done.stderr
     assert "install the Slurm client" in done.stderr
-
-
-def test_doctor_names_what_is_missing_and_what_to_do(site: CommandLine, tmp_path: Any) -> None:
-    config = tmp_path / "almanac.toml"
-    config.write_text('[slurm]\nbin_dir = "/nonexistent"\n')
-    done = site.raw("--config", str(config), "--store", str(site.folder / "store"), "doctor")
-    assert done.returncode == 1
-    assert "FAIL  Slurm: " in done.stdout
-    assert "try:" in done.stdout
-    assert "warn  Prometheus: not configured" in done.stdout
 
 
 def test_a_broken_configuration_is_a_finding(site: CommandLine, tmp_path: Any) -> None:

@@ -12,23 +12,23 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from advisor.demand.versions import trained_sets
-from advisor.evaluation.power_replay import Plant
+from advisor.power.model import trained_sets
+from advisor.power.replay import Plant
 from almanac.config import NodeSet
 from almanac.errors import CommandError, ConfigError
+from almanac.exposition import exposition
 from cli.app import App
-from cli.demo import CONFIG, NODE_SETS
-from cli.demo_power import show_power
-from cli.doctor.demand import check_demand
-from cli.metrics_power import power_metrics
+from cli.demo import CONFIG, NODE_SETS, show_power
+from cli.doctor.site import check_demand
+from cli.metrics import power_metrics
 from cli.models import command as models
-from cli.train_demand import node_names, train_demand_models
+from cli.models import node_names
+from cli.train import train_demand_models
 from demo import SiteShape, host_names
-from reports.textfile import exposition
-from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState
-from telemetry.nodes.counts import append_counts
-from telemetry.slurm.node_sets import LiveDemand
+from slurm.node_sets import LiveDemand
+from slurm_hooks.nodes.engine import NodeFolder
+from slurm_hooks.power.nodes import NodeSetState, NodeState, PowerState
+from telemetry.power.demand import append_counts
 from telemetry.store.schema import JOBS, NODE_COUNTS
 from telemetry.store.store import Store
 
@@ -72,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     app = make(folder, SETS)
     store = Store.create(folder / "store")
     store.of("c").write("jobs", jobs(app.now_s(), 13))
-    [outcome] = train_demand_models(app, store.of("c"))
+    [outcome] = train_demand_models(app)
     assert "fault" not in outcome
     return folder
 
@@ -136,9 +136,9 @@ def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest
         seen.append(plant)
         raise ValueError("enough")
 
-    monkeypatch.setattr("advisor.demand.training.train_demand", watched)
+    monkeypatch.setattr("advisor.power.lifecycle.train_demand", watched)
     app = make(place, SETS + "[power]\nboot_min = 9\ncooldown_s = 7200\n")
-    [outcome] = train_demand_models(app, app.open_store().of("c"))
+    [outcome] = train_demand_models(app)
     assert "enough" in outcome["fault"]
     assert seen == [Plant(boot_min=9, cooldown_steps=12)]
 
@@ -171,13 +171,13 @@ def test_a_set_that_cannot_be_trained_stops_no_other(place: Path) -> None:
         )
     )
     app = make(place, config)
-    found = {each["node_set"]: each for each in train_demand_models(app, app.open_store().of("c"))}
+    found = {each["node_set"]: each for each in train_demand_models(app)}
     assert "fault" not in found["a100"]
     assert "is not a hostlist" in found["strange"]["fault"]
-    assert "sinfo was not found" in found["asked"]["fault"]
+    assert "scontrol was not found" in found["asked"]["fault"]
     assert "none of its 4 nodes (m1, ...) was in use" in found["idle"]["fault"]
     assert trained_sets(app.open_store().of("c").models_dir) == ["a100"]
-    assert train_demand_models(make(place, config + '[power]\nmode = "off"\n'), app.open_store().of("c")) == []
+    assert train_demand_models(make(place, config + '[power]\nmode = "off"\n')) == []
 
 
 def test_names_of_a_feature_come_from_slurm_and_its_silence_is_an_error(place: Path) -> None:
@@ -191,7 +191,7 @@ def test_names_of_a_feature_come_from_slurm_and_its_silence_is_an_error(place: P
 def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
     app = make(place, SETS)
     app.time_s += 60
-    [outcome] = train_demand_models(app, app.open_store().of("c"))
+    [outcome] = train_demand_models(app)
     text = run(app)
     assert "no model is trained yet" in text, "of durations"
     assert text.count(" a100 ") == 2
@@ -199,7 +199,9 @@ def test_versions_are_listed_and_gone_back_to(place: Path) -> None:
     assert newest != oldest
     assert next(line for line in text.splitlines() if line.startswith("*")).split()[2] == newest
     assert (
-        next(line for line in run(app, "--node-set", "a100", "--rollback").splitlines() if line[0] == "*").split()[2]
+        next(
+            line for line in run(app, "--node-set", "a100", "--use", "previous").splitlines() if line[0] == "*"
+        ).split()[2]
         == oldest
     )
     assert json.loads(run(app, "--node-set", "a100", "--use", newest, "--json"))[1]["is_current"] is True
@@ -280,7 +282,7 @@ def test_metrics_by_hand(place: Path) -> None:
     sets = {"a100": NodeSetState(target=15, forecast=((0.5, 11.5), (0.95, 14.0))), "b": NodeSetState(target=None)}
     nodes = {"n1": NodeState(quarantined_s=5), "n2": NodeState(retries=1)}
     memory = PowerState("c", 1, app.time_s - 1800, nodes, sets)
-    folder = PowerFolder(store.root / "power")
+    folder = NodeFolder(store.root / "power", PowerState)
     with folder.lock():
         folder.save(memory)
     found = metrics(app)
@@ -334,7 +336,7 @@ def test_training_again_finds_drift(place: Path) -> None:
         })  # fmt: skip
     store.of("c").write("jobs", pa.Table.from_pylist(rows, schema=JOBS))
     app.time_s += 7 * DAY_S
-    [outcome] = train_demand_models(app, store.of("c"))
+    [outcome] = train_demand_models(app)
     assert "fault" not in outcome
     assert any("pinball loss" in alarm for alarm in outcome["drift"])
     assert metrics(app)['almanac_power_drift_alarms{cluster="c",node_set="a100"}'] >= 1

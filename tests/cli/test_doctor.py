@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from almanac.config import Config
-from almanac.config_file import parse_config
+from almanac.config_file import load_config, parse_config
 from almanac.errors import CommandError, SourceError
 from cli.app import App
-from cli.doctor.findings import Check
-from cli.doctor.main import check_config, check_slurm
-from cli.doctor.priority import check_priority
-from cli.doctor.store import check_store
-from telemetry.store.marks import Marks
+from cli.doctor import Check, run_probes
+from cli.doctor.hosts import check_priority
+from cli.doctor.site import check_config, check_store
+from cli.doctor.slurm import check_slurm
+from telemetry.counters import GPU_METRICS, JOB_METRICS
+from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
 SHOWN = """Configuration data as of 2026-11-21T08:00:00
@@ -134,7 +136,7 @@ def test_days_that_no_summary_has_closed_are_a_warning(tmp_path: Path, ages: tup
     Store.create(tmp_path)
     (tmp_path / "jobs" / "cluster=lab").mkdir(parents=True)
     today = app.now_s() // 86_400
-    Marks(tmp_path / "watermarks").reopen("lab", [today - age for age in ages])
+    Store.open(tmp_path).of("lab").reopen([today - age for age in ages])
     found = [check for check in check_store(app) if check.name == "job metrics of lab"]
     if said is None:
         assert found == []
@@ -150,3 +152,73 @@ def test_keys_that_are_no_longer_read_are_named(tmp_path: Path) -> None:
     _, found, *_ = check_config(App(str(path)))
     said = "removed keys: mail.keep_days (always 90); dask.qos (--qos=... in dask.directives)"
     assert found == Check("configuration", "warn", said, "remove these keys")
+
+
+def test_one_cause_is_one_finding() -> None:
+    """Also for checks that catch the error, and for those that only warn."""
+
+    def broken(app: App) -> Iterator[Check]:
+        yield Check("before", "ok", "fine", "install it")
+        raise CommandError("sacct was not found", "install it")
+
+    def caught(app: App) -> Iterator[Check]:
+        yield Check("priority", "warn", "mode observe; scontrol was not found", "install it")
+        yield Check("other", "warn", "slow", "look")
+
+    found = run_probes(App(), {"Slurm": broken, "priority": caught, "power": broken})
+    assert [(check.name, check.status) for check in found] == [
+        ("before", "ok"), ("Slurm", "fail"), ("other", "warn"), ("before", "ok"),
+    ]  # fmt: skip
+    assert found[1].said == "sacct was not found; for the same reason not checked: priority, power"
+    assert found[1].details == {"not_checked": ["priority", "power"]}
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict", "status", "said"),
+    [
+        ({"sacct_hbm_peak_mib": 1000.0, "gpu_memory_mib": 40960.0}, "no telemetry", "ok", "of 1 of 2 GPU jobs"),
+        ({"sacct_hbm_peak_mib": 1000.0}, "no telemetry", "warn", "no tier describes their nodes' GPUs"),
+        ({}, "no telemetry", "warn", "of 0 of 2 GPU jobs of 30 days; no imbalance, no roofline"),
+        ({}, "ok", None, ""),
+    ],
+)
+def test_a_site_without_telemetry_learns_what_accounting_has(
+    tmp_path: Path, figures: Any, verdict: str, status: str | None, said: str
+) -> None:
+    app = App(store_path=str(tmp_path))
+    app.__dict__["config"] = Config()
+    store, now_s = Store.create(tmp_path).of("lab"), app.now_s()
+    job = {"submit_s": now_s - 900, "start_s": now_s - 900, "end_s": now_s - 300, "elapsed_s": 600, "gpu_count": 1}
+    store.write("jobs", pa.Table.from_pylist([{"job_id": 1, **job, **figures}, {"job_id": 2, **job}], JOBS))
+    measured = [{"job_id": 1, "submit_s": now_s - 900, "verdict": verdict}]
+    store.write("job_metrics", pa.Table.from_pylist(measured, JOB_METRICS))
+    found = [check for check in check_store(app) if check.name == "GPU memory"]
+    assert [check.status for check in found] == ([status] if status else [])
+    assert all(said in check.said for check in found)
+    assert all(("AutoDetect=nvml" in check.todo) == (not figures) for check in found)
+
+
+@pytest.mark.parametrize("label", ["NVIDIA Rubin R100", 'odd "card" \\ 3', "x\x1b[31m\ny"])
+def test_the_entry_for_an_unknown_gpu_model_can_be_pasted(tmp_path: Path, label: str) -> None:
+    def findings() -> list[Check]:
+        return [check for check in check_store(app) if check.name == "GPU models"]
+
+    app = App(store_path=str(tmp_path))
+    app.__dict__["config"] = Config()
+    store, now_s = Store.create(tmp_path).of("lab"), app.now_s()
+    run = {"job_id": 1, "submit_s": now_s - 900, "host": "n1", "mig": "", "gpu_model": label}
+    rows = [{**run, "gpu": gpu, "hbm_capacity_mib": 294_912.0} for gpu in range(4)]
+    store.write("gpu_metrics", pa.Table.from_pylist(rows, GPU_METRICS))
+    (unknown,) = findings()
+    assert unknown.status == "warn" and "4 GPUs of jobs" in unknown.said
+    entry = unknown.todo.partition("\n")[2].replace("# tensor_flops =", "tensor_flops = 1e15")
+    assert "\x1b" not in unknown.said + unknown.todo
+    path = tmp_path / "almanac.toml"
+    path.write_text(entry, encoding="utf-8")
+    try:
+        app.__dict__["config"] = load_config(path)
+        (own,) = app.config.gpu_models
+        assert (own.hbm_mib, own.tensor_flops) == (294_912.0, 1e15)
+        assert [check.status for check in findings()] == (["ok"] if label.isprintable() else ["ok", "warn"])
+    finally:
+        load_config(None)

@@ -1,4 +1,4 @@
-"""What doctor says of cli_filter.lua: on this host by looking, on others by what was recorded there."""
+"""Doctor's findings on cli_filter.lua: on this host by looking, on others by the record made there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor import cli_filter
-from cli.doctor.cli_filter import SCRIPT, check_filter, check_node, read_record
-from cli.doctor.findings import Check
+from cli.doctor import Check, hooks
+from cli.doctor.hooks import SCRIPT, check_filter, check_node, read_record
 from cli.doctor.main import readiness
 
 NOW_S = 1_795_003_200
-SCRIPT_PATH = Path(__file__).parents[2] / "slurm_hooks/nodes" / SCRIPT
+SCRIPT_PATH = Path(__file__).parents[2] / "slurm_hooks/lua" / SCRIPT
 LOADS = """test -f "${SLURM_CONF%/*}/cli_filter.lua" || {
     echo "sbatch: fatal: failed to initialize cli_filter plugin" >&2
     exit 1
@@ -48,7 +47,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SiteApp:
     app = SiteApp(folder=tmp_path)
 
     def commands(argv: Sequence[str]) -> bytes:
-        return app.told.encode() if argv[0] == "scontrol" else b"n1 n1\nn2 n2\nn3 gpu-n3\nn1 n1\n"
+        nodes = "n1 n1 {0}n2 n2 {0}n3 gpu-n3 {0}n1 n1 {0}".format("(null) idle\n")
+        return (app.told if argv[0] == "scontrol" else nodes).encode()
 
     app.commands = commands  # type: ignore[assignment]
     (tmp_path / "etc").mkdir()
@@ -168,6 +168,6 @@ def test_the_last_line_says_whether_the_site_is_ready() -> None:
 
 def test_an_sbatch_that_hangs_does_not_end_doctor(app: SiteApp, monkeypatch: pytest.MonkeyPatch) -> None:
     (app.folder / "bin/sbatch").write_text("#!/bin/sh\nexec sleep 5\n")
-    monkeypatch.setattr(cli_filter, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(hooks, "_TIMEOUT_S", 0.5)
     (check,) = check_node(app)
     assert (check.status, "did not answer" in check.said) == ("fail", True)

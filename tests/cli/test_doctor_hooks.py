@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 from almanac.config import Config, Hooks, Priority
+from almanac.published.files import user_folder
+from almanac.published.outgoing import Outgoing
 from cli.app import App
-from cli.doctor.advice_files import _check_waiting, check_advice_files
-from cli.doctor.findings import Check
-from slurm_hooks.advice.file import AdviceFile, Row, render
-from slurm_hooks.advice.folder import SHOWN, shown_path
+from cli.doctor import Check
+from cli.doctor.hooks import _check_waiting, check_advice_files
+from slurm_hooks.advice.file import AdviceFile, AdviceRow
+from slurm_hooks.advice.sched import LINES, render
 from slurm_hooks.distribute import distribute
-from telemetry.store.outgoing import Outgoing
 
 NOW_S = 1_795_256_200
 HOUR_S = 3600
 
 
 def file(written_s: int = NOW_S - 60, mode: str = "observe") -> bytes:
-    rows = (Row("U", 60, 0),)
+    rows = (AdviceRow("U", 60, 0),)
     return render(AdviceFile("v", written_s, written_s + 48 * HOUR_S, mode, False, "ask", Priority(), (), rows))
 
 
@@ -41,11 +42,11 @@ class Folder:
 
     def write(self, files: dict[str, bytes]) -> None:
         self._outgoing.prepare()
-        self._outgoing.write((user, SHOWN, content) for user, content in files.items())
+        self._outgoing.write((user, LINES, content) for user, content in files.items())
         distribute(self._outgoing.root, self.root, os.getegid())
 
     def shown(self, user: str) -> Path:
-        return shown_path(self.root, user)
+        return user_folder(self.root, user) / LINES
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What doctor says of node power, with settings as Slurm 24.11 shows them."""
+"""Doctor's findings on node power, with settings as Slurm 24.11 shows them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor.findings import Check
-from cli.doctor.main import PROBES
-from cli.doctor.power import NAME
-from telemetry.slurm.backend import Node
+from cli.doctor import Check
+from cli.doctor.nodes import POWER
+from cli.doctor.site import PROBES
+from slurm.commands import Settings, parse_settings
+from slurm.nodes import SlurmNode
 
 SETTINGS = {
     "ReconfigFlags": "KeepPowerSaveSettings",
@@ -31,7 +32,9 @@ SETTINGS = {
     "SuspendTime": "31536000 sec",
     "SuspendTimeout": "60 sec",
 }
-NODES = [Node(f"n{n}", frozenset({"IDLE"}), ("hbm80g",) if n > 2 else ("hbm40g",), "", ("all",)) for n in range(1, 5)]
+NODES = [
+    SlurmNode(f"n{n}", frozenset({"IDLE"}), ("hbm80g",) if n > 2 else ("hbm40g",), "", ("all",)) for n in range(1, 5)
+]
 SETS = [{"name": "small", "feature": "hbm40g"}, {"name": "large", "nodes": "n[3-4]"}]
 
 Examine = Callable[..., list[Check]]
@@ -41,10 +44,10 @@ class Backend:
     def __init__(self, settings: dict[str, str]) -> None:
         self._text = "".join(f"{key:<24}= {value}\n" for key, value in settings.items())
 
-    def configuration(self) -> str:
-        return f"Configuration data as of 2026-11-21T02:50:24\n{self._text}"
+    def settings(self) -> Settings:
+        return parse_settings(f"Configuration data as of 2026-11-21T02:50:24\n{self._text}")
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[SlurmNode]:
         return NODES
 
 
@@ -57,7 +60,7 @@ def examine(monkeypatch: pytest.MonkeyPatch) -> Examine:
         monkeypatch.setattr(App, "backend", property(lambda app: Backend(values)))
         app = App()
         app.__dict__["config"] = parse_config({"power": power or {}, "node_sets": SETS if sets is None else sets})
-        return list(PROBES[NAME](app))
+        return list(PROBES[POWER](app))
 
     return examine
 

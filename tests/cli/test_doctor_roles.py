@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from almanac.config import Priority
 from almanac.config_file import parse_config
 from almanac.errors import CommandError
 from cli.app import App
-from cli.doctor import host_roles
-from cli.doctor.findings import Check
-from cli.doctor.host_roles import ROLES, examine_host
+from cli.doctor import Check
+from cli.doctor import hosts as host_roles
+from cli.doctor.hosts import ROLES, examine_host
 from cli.doctor.main import readiness
+from slurm_hooks.advice.file import ADVICE, AdviceFile
+from slurm_hooks.advice.sched import render
 
 CALL = (
     'pcall(function() dofile("/usr/share/almanac/lua/job_submit.lua").submit(job_desc, submit_uid) end); -- almanac\n'
@@ -45,11 +48,11 @@ class Host:
 
     def publish(self, name: str, hours: float = 1, mode: int = 0o644) -> None:
         now_s = int(time.time())
-        lines = ["almanac-advice\t1", "version\tv", f"written\t{now_s - 60}", f"expires\t{now_s + int(hours * 3600)}",
-                 "mode\tobserve", "tell\tno", "prompt\task", "priority\t1000\t60\t8640000", "end\t0"]  # fmt: skip
+        expires_s = now_s + int(hours * 3600)
+        file = AdviceFile("v", now_s - 60, expires_s, "observe", False, "ask", Priority(), (), ())
         path = self.advice / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n")
+        path.write_bytes(render(file) if name.startswith("sched") else ADVICE.render(file))
         path.chmod(mode)
         (self.advice / name.split("/")[0]).chmod(0o750 if name.startswith("sched") else 0o711)
         self.advice.chmod(0o711)
@@ -106,13 +109,13 @@ def test_a_sched_folder_of_another_group_than_slurm_users_is_a_fault(host: Host)
 
 
 def test_a_login_node_shows_advice_as_long_as_the_copy_is_fresh(host: Host) -> None:
-    path = host.advice / "user/_site/advice"
+    path = host.advice / "user/_site/advice.json"
     (missing,) = host.findings("login")[-1:]
     assert missing.said == f"{path} does not exist: no advice was copied to this host"
     assert missing.is_blocking and "almanac-copy" in missing.todo
-    host.publish("user/_site/advice", mode=0o444)
+    host.publish("user/_site/advice.json", mode=0o444)
     assert host.said("login", "advice files") == [("ok", f"{path} was written 1 min ago")]
-    host.publish("user/_site/advice", hours=-0.001)
+    host.publish("user/_site/advice.json", hours=-0.001)
     assert host.said("login", "advice files") == [("warn", f"{path} was written 1 min ago, and has expired")]
     path.write_text("nonsense\n")
     ((status, said),) = host.said("login", "advice files")
@@ -155,5 +158,6 @@ def test_a_missing_filter_is_a_fault_only_where_slurm_needs_it(
         monkeypatch.setattr(host, "answer", lambda argv: (_ for _ in ()).throw(CommandError("no answer")))
     else:
         host.settings["CliFilterPlugins"] = plugins
-    for role in ROLES:
+    for role in ROLES.keys() - {"filter"}:
         assert [found for found, _ in host.said(role, "cli_filter")] == [status]
+    assert host.said("filter", "cli_filter")[0][0] == "fail"

@@ -1,4 +1,4 @@
-"""What doctor says of the hook for ended jobs."""
+"""Doctor's findings on the hook for ended jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor.ended_jobs import check_spool
+from cli.doctor.mail import check_spool
 
 NOW_S = 1_795_003_200
 CALLED = "EpilogSlurmctld         = /usr/libexec/almanac/almanac-ended.sh\n"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from advisor.services.own import load_own
+from advisor.service import load_own
 from almanac.errors import ConfigError
 from cli.app import App
-from cli.doctor.trust import check_trust
+from cli.doctor.hosts import check_trust
 from cli.main import cli
 from slurm_hooks.submit.sbatch_almanac import configured
 

@@ -1,4 +1,4 @@
-"""Who may read and write the files that almanac makes, where the caller's umask (000) says nothing about it."""
+"""Modes of the files that almanac makes, with the caller's umask 000."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import pytest
 from click.testing import CliRunner
 from mails import NOW_S, message
 
+from almanac.atomic import write_output
 from almanac.errors import StoreError
 from cli.demo import CONFIG
 from cli.main import cli
 from demo import GeneratedSource, SiteShape
-from reports.mail.outbox import Outbox, outbox_path
-from slurm_hooks.priority.action_log import ActionLog, LoggedAction
-from telemetry.characterize.files import write_tables
+from reports.mail.record import MailRecord, record_path
+from slurm_hooks.jobs.log import JobLine, JobLog
+from telemetry.characterize.table import write_tables
 from telemetry.ingest import IngestResult, ingest
-from telemetry.store.atomic import write_output
 from telemetry.store.store import Store
 
-MEANT_FOR_ALL = {"advice/user/_site/advice", "almanac.prom", "slurm/almanac-ended.sh", "slurm/job_submit.lua",
+MEANT_FOR_ALL = {"advice/user/_site/advice", "advice/user/_site/advice.json",
+                 "almanac.prom", "slurm/almanac-ended.sh", "slurm/job_submit.lua",
                  "slurm/cli_filter.lua"}  # fmt: skip
+LINE = JobLine("set", NOW_S, "demo", 1, NOW_S, 0, "SiteFactor", "0", "1", "")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make folders of other users")
 
 
@@ -65,15 +67,15 @@ def test_no_file_is_writable_by_others_and_none_of_jobs_is_readable(tmp_path: Pa
     job_id = str(store.of("demo").read("jobs", ["job_id"]).to_pylist()[0]["job_id"])
     run(tmp_path, "report", job_id, "--html", str(tmp_path / "job.html"))
     run(tmp_path, "site-report", "--csv", str(tmp_path / "new/tables"))
-    run(tmp_path, "characterize", "--out", str(tmp_path / "new/figures"))
+    run(tmp_path, "site-report", "--study", "--csv", str(tmp_path / "new/figures"))
     run(tmp_path, "backtest", "tier", "--plot", str(tmp_path / "plot.png"))
     run(tmp_path, "metrics", "--textfile", str(tmp_path / "almanac.prom"))
     (tmp_path / "slurm").mkdir(mode=0o755)
     run(tmp_path, "install-hooks", "--prefix", str(tmp_path / "slurm"), "--yes")
-    run(tmp_path, "install-hooks", "--prefix", str(tmp_path / "slurm"), "--ended", "--yes")
-    ActionLog(store.root / "actions").append([LoggedAction("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")], NOW_S)
-    with Outbox(outbox_path(store.root)) as outbox:
-        outbox.put(message(1), NOW_S)
+    run(tmp_path, "install-hooks", "--prefix", str(tmp_path / "slurm"), "ended", "--yes")
+    JobLog(store.root / "actions", "reprioritize").append([LINE], NOW_S)
+    with MailRecord(record_path(store.root)) as record:
+        record.trying(message(1), NOW_S)
         assert (store.root / "reports/outbox.sqlite-wal").exists()
         faults = faults_below(tmp_path)
     assert faults == []
@@ -136,7 +138,10 @@ def test_another_users_link_does_not_choose_where_tables_are_written(tmp_path: P
 def test_root_writes_actions_through_no_link_and_hands_them_over(tmp_path: Path) -> None:
     """The store is almanac's: what it plants there must not make root write elsewhere."""
     os.chown(tmp_path, 60001, 60001)
-    log, actions = ActionLog(tmp_path / "actions"), [LoggedAction("set", NOW_S, "demo", 1, "1", NOW_S, 0, 1, "")]
+    log, actions = (
+        JobLog(tmp_path / "actions", "reprioritize"),
+        [LINE],
+    )
     log.append(actions, NOW_S)
     [made] = (tmp_path / "actions").iterdir()
     assert (made.stat().st_uid, made.parent.stat().st_uid) == (60001, 60001)

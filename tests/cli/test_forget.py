@@ -17,17 +17,18 @@ import pytest
 from click.testing import CliRunner
 from fake_accounting import CLUSTER, Accounting, job
 
-import advisor.service
+from almanac.atomic import locked
 from almanac.config_file import load_config
 from almanac.errors import BusyError, NotAllowedError, StoreError
+from cli import train as training
+from cli.app import App
 from cli.main import cli
-from reports.mail.outbox import EndedRun, Message, Outbox, outbox_path
-from slurm_hooks.priority.action_log import ActionLog, LoggedAction
-from telemetry.ingest import LEFT_OUT, ConfiguredSources, ingest_all
-from telemetry.store.atomic import locked
+from reports.mail.record import EndedRun, MailRecord, Message, record_path
+from slurm_hooks.jobs.log import JobLine, JobLog
+from telemetry.ingest import LEFT_OUT, configured_spans, ingest_all
+from telemetry.store.removal import mail_choices, tree
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
-from telemetry.store.user_removal import mail_choices, tree
 
 T0_S = 1_790_000_000
 UID, OTHER_UID = 60_123, 60_124
@@ -112,15 +113,15 @@ def _fill(site: Site) -> None:
     for cluster in ("c", "d"):
         for table, rows in _rows(cluster, site).items():
             store.of(cluster).write(table, pa.Table.from_pylist(rows))
-    with Outbox(outbox_path(store.root)) as outbox:
+    with MailRecord(record_path(store.root)) as record:
         runs = [
             EndedRun("c", number, T0_S, user, T0_S + 3600, 1) for number, user in ((1, site.person), (11, site.other))
         ]
-        outbox.notice(runs)
+        record.notice(runs)
         for run in runs:
-            outbox.put(Message(f"<{run.job_id}@x>", run.user, "a@b", "job", f"Dear {run.user}".encode(), (run,)), T0_S)
-    log = ActionLog(store.root / "actions")
-    log.append([LoggedAction("set", T0_S, "c", number, str(number), T0_S, 0, 5, "x") for number in (1, 11)], T0_S)
+            record.trying(Message(f"<{run.job_id}@x>", run.user, "a@b", "job", b"Dear", (run,)), T0_S)
+    log = JobLog(store.root / "actions", "reprioritize")
+    log.append([JobLine("set", T0_S, "c", number, T0_S, 0, "SiteFactor", "0", "5", "x") for number in (1, 11)], T0_S)
     _fill_models(site, store.of("c").models_dir)
     _fill_advice(site)
 
@@ -225,9 +226,9 @@ def _require_others_files(site: Site) -> None:
     meta = json.loads((site.store.of("c").models_dir / "duration" / VERSION / "meta.json").read_text())
     assert meta["model"]["vocabularies"] == {"account": ["(removed)", f"{site.other}-lab"], "qos": ["q"]}
     assert [each[0] for each in meta["model"]["unseen"]] == [11]
-    with sqlite3.connect(outbox_path(site.store.root)) as database:
-        users = database.execute("SELECT user FROM run UNION ALL SELECT user FROM message").fetchall()
-    assert users == [(site.other,), (site.other,)]
+    with sqlite3.connect(record_path(site.store.root)) as database:
+        users = database.execute("SELECT user FROM run").fetchall()
+    assert users == [(site.other,)]
     lines = (site.store.root / "actions").glob("*.jsonl")
     assert [json.loads(line)["job_id"] for path in lines for line in path.read_text().splitlines()] == [11]
 
@@ -244,9 +245,9 @@ def test_accounting_does_not_bring_the_person_back(plain: Site) -> None:
     ]  # fmt: skip
     (plain.folder / "almanac.toml").write_text("[slurm]\nread_steps = false\n")
     store = plain.store.of(CLUSTER)
-    sources = ConfiguredSources(load_config(plain.folder / "almanac.toml"), store, accounting, lambda: before_s + 9000)  # type: ignore[arg-type]
+    site = App.of(store, load_config(plain.folder / "almanac.toml"), before_s + 9000).but(commands=accounting)
     for _ in range(2):
-        results = ingest_all(store, list(sources.spans(["sacct"], before_s - 9000)))
+        results = ingest_all(store, list(configured_spans(site, ["sacct"], before_s - 9000)))
         assert results["sacct"].error is None
         assert results["sacct"].counts.dropped[LEFT_OUT] == 2
     assert sorted(store.read("jobs")["job_id"].to_pylist()) == [23, 24]
@@ -263,13 +264,13 @@ def test_a_writer_that_read_before_the_removal_writes_nothing_back(plain: Site) 
 
 
 def test_a_training_that_began_before_is_not_kept(plain: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, before = advisor.service.train, set(plain.store.of("c").models_dir.rglob("*"))
+    train, before = training.train, set(plain.store.of("c").models_dir.rglob("*"))
 
     def meanwhile(*arguments: Any) -> Any:
         plain.forget()
         return train(*arguments)
 
-    monkeypatch.setattr(advisor.service, "train", meanwhile)
+    monkeypatch.setattr(training, "train", meanwhile)
     done = CliRunner().invoke(cli, ["--store", str(plain.store.root), "-M", "c", "train"], standalone_mode=False)
     assert isinstance(done.exception, BusyError) and "forgotten while this training ran" in str(done.exception)
     assert set(plain.store.of("c").models_dir.rglob("*")) <= before
@@ -318,9 +319,9 @@ def test_only_the_owner_removes_and_only_a_persons_own_uid(plain: Site, monkeypa
         plain.store.of("c").write("jobs", plain.store.of("d").read("jobs"))
 
 
-def test_a_fifo_in_the_place_of_the_outbox_is_not_waited_for(plain: Site) -> None:
-    outbox_path(plain.store.root).unlink()
-    os.mkfifo(outbox_path(plain.store.root))
+def test_a_fifo_in_the_place_of_the_mail_record_is_not_waited_for(plain: Site) -> None:
+    record_path(plain.store.root).unlink()
+    os.mkfifo(record_path(plain.store.root))
     with pytest.raises(StoreError, match="not a regular file"):
         plain.forget()
 

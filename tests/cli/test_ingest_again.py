@@ -1,4 +1,4 @@
-"""What `almanac ingest` prints about a telemetry file that it need not read again."""
+"""Output of `almanac ingest` for a telemetry file that it need not read again."""
 
 from __future__ import annotations
 

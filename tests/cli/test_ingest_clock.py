@@ -1,4 +1,4 @@
-"""What a clock that was ahead by a year, once, leaves behind in the store, and how the next runs mend it."""
+"""Marks of a clock that was once a year ahead in the store, and their repair by the next runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fake_accounting import CLUSTER, Accounting, job
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.app import App
-from cli.doctor.store import check_store
+from cli.doctor.site import check_store
 from cli.ingest import live_spans, run
 from telemetry.store.store import Store
 
@@ -40,7 +40,7 @@ class Clocked(App):
 
     def ingest(self, store: Store, at_s: int) -> None:
         self.clock_s = at_s
-        run(store.of(CLUSTER), live_spans(self, store.of(CLUSTER), ("sacct",)))
+        run(store.of(CLUSTER), live_spans(self.but(store=store.of(CLUSTER)), ("sacct",)))
 
 
 @pytest.fixture

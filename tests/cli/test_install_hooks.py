@@ -49,11 +49,11 @@ def test_without_yes_it_only_shows(site: Path) -> None:
 def test_it_says_where_cli_filter_lua_has_to_be_before_slurm_conf_names_it(site: Path) -> None:
     """Without it a compute node fails every job step."""
     (site / "slurm.conf").write_text("ClusterName=x\n")
-    said = run(site, "--cli-filter").output
+    said = run(site, "cli-filter").output
     assert "on EVERY host that runs srun, sbatch, or\nsalloc: login and compute nodes" in said
     assert said.index("EVERY host") < said.index("  CliFilterPlugins=lua\n")
-    assert "EVERY host" not in run(site, "--job-submit").output
-    assert "EVERY host" not in run(site, "--cli-filter", "--remove").output
+    assert "EVERY host" not in run(site, "job-submit").output
+    assert "EVERY host" not in run(site, "cli-filter", "--remove").output
 
 
 def test_there_and_back_again(site: Path) -> None:
@@ -70,7 +70,7 @@ def test_there_and_back_again(site: Path) -> None:
 
 
 def test_one_hook_at_a_time(site: Path) -> None:
-    run(site, "--cli-filter", "--yes")
+    run(site, "cli-filter", "--yes")
     assert "almanac" not in (site / "job_submit.lua").read_text()
     assert "almanac" in (site / "cli_filter.lua").read_text()
 
@@ -85,7 +85,7 @@ def test_where_one_of_two_is_refused_neither_is_written(site: Path) -> None:
 
 
 def ended(site: Path, *options: str) -> Result:
-    return CliRunner().invoke(command, ["--prefix", str(site), "--ended", *options], obj=App())
+    return CliRunner().invoke(command, ["--prefix", str(site), "ended", *options], obj=App())
 
 
 def conf(site: Path, *lines: str) -> None:

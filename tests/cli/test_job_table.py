@@ -14,7 +14,7 @@ LONG = {
     "job": "123456789_1234", "job_id": 123_457_000, "user": "averylongusername", "name": "pretrain-" * 20 + "end",
     "state": "OUT_OF_MEMORY", "gpu_count": 512, "elapsed_s": 14 * 86_400.0 - 3600, "mean_gpu_util_pct": 100.0,
     "hbm_peak_mib": 141 * 1024.0, "hbm_capacity_mib": 141 * 1024.0, "hbm_evidence": "telemetry",
-    "mig_profile": None,
+    "mig_profile": None, "gpu_share_count": None,
 }  # fmt: skip
 PLAIN = {
     "job": None, "job_id": 7, "user": "ann", "name": "x", "state": "COMPLETED", "gpu_count": 1, "elapsed_s": 46.0,

@@ -40,10 +40,10 @@ def test_a_preallocated_job_shows_no_peak_share(rows: list[dict[str, Any]]) -> N
     ("argv", "column", "wanted"),
     [
         (("--account", "{account}"), "account", "{account}"),
-        (("--tier", "hbm80g"), "tier", "hbm80g"),
+        (("--where", "tier=hbm80g"), "tier", "hbm80g"),
         (("--state", "failed"), "state", "FAILED"),
-        (("--verdict", "short"), "verdict", "short"),
-        (("--class", "compute"), "job_class", "compute"),
+        (("--where", "verdict=short"), "verdict", "short"),
+        (("--where", "job_class=compute"), "job_class", "compute"),
         (("--partition", "gpu"), "partition", "gpu"),
     ],
 )
@@ -73,10 +73,10 @@ def test_jobs_whose_metric_is_not_known_are_said_to_be_left_out(site: CommandLin
     assert unknown > 0
     note = f"{unknown} jobs that may match are filtered out, because of unknown values: job_class ({unknown})"
     options = ("--config", str(site.folder / "almanac.toml"), "--store", str(site.folder / "store"))
-    as_json = site.raw(*options, *ALL, "--json", "--class", "memory")
+    as_json = site.raw(*options, *ALL, "--json", "--where", "job_class=memory")
     assert note in as_json.stderr
     assert all(row["job_class"] == "memory" for row in json.loads(as_json.stdout))
-    assert note in site(*ALL, "--class", "memory").splitlines()[-1]
+    assert note in site(*ALL, "--where", "job_class=memory").splitlines()[-1]
 
 
 def test_columns_can_be_chosen_in_every_way_to_print(site: CommandLine, rows: list[dict[str, Any]]) -> None:
@@ -112,7 +112,7 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("--min", "user=1"), "there is no column of numbers 'user'"),
         (("--min", "energy_j=much"), "expected COLUMN=NUMBER"),
         (("--account", "nobody"), "choose one of: m"),
-        (("--class", "both"), "'compute', 'memory'"),
+        (("--where", "job_class=both"), "no job has 'both'"),
         (("--json", "--csv"), "choose one"),
         (("-j", "9" * 30), "not a job id"),
         (("-j", "9" * 5000), "not a job id"),
@@ -122,7 +122,9 @@ def test_the_parsable_columns_of_before_keep_their_places(site: CommandLine) -> 
         (("-n", "-3"), "-3 is not in the range x>=0"),
         (("--state", "fail"), "did you mean FAILED"),
         (("--state", "canceled"), "did you mean CANCELLED"),
-        (("--verdict", "preallocated,ok"), "preallocated goes alone"),
+        (("--where", "tear=hbm80g"), "there is no column of texts 'tear'; did you mean tier"),
+        (("--where", "tier="), "expected COLUMN=TEXT"),
+        (("--where", "gpu_count=4"), "there is no column of texts 'gpu_count'"),
         (("--wide", "-o", "job"), "exclude each other"),
     ],
 )
@@ -137,6 +139,12 @@ def test_what_does_not_exist_is_named_beside_what_does(site: CommandLine, argv: 
 def test_a_state_and_a_tier_that_no_job_has_are_no_errors(site: CommandLine) -> None:
     assert site.json(*ALL, "--json", "--state", "DEADLINE") == []
     assert "none of" in site(*ALL, "--state", "DEADLINE")
+
+
+def test_texts_of_one_column_add_up_however_they_are_given(site: CommandLine) -> None:
+    together = site.json(*ALL, "--json", "--where", "tier=hbm40g,hbm80g")
+    assert together
+    assert site.json(*ALL, "--json", "--where", "tier=hbm40g", "--where", "tier=hbm80g") == together
 
 
 def test_hostile_names_are_inert_in_a_table_and_in_csv(site: CommandLine, tmp_path: Path) -> None:
@@ -172,8 +180,8 @@ def test_values_named_in_an_error_are_of_jobs_that_the_caller_may_see(site: Comm
     assert not any(account in done.stderr for account in others)
 
 
-def test_the_word_preallocated_of_the_table_is_a_filter(site: CommandLine, rows: list[dict[str, Any]]) -> None:
-    found = site.json(*ALL, "--json", "--verdict", "preallocated")
+def test_preallocated_memory_is_a_filter(site: CommandLine, rows: list[dict[str, Any]]) -> None:
+    found = site.json(*ALL, "--json", "--where", "hbm_evidence=preallocated")
     assert found == [row for row in rows if row["hbm_evidence"] == "preallocated"]
     assert found
 

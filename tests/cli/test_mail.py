@@ -1,11 +1,11 @@
-"""`almanac mail`, `almanac report --mail` and what doctor says of mail."""
+"""`almanac mail`, its sub-command send, and the findings of doctor about mail."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,17 @@ from aiosmtpd.smtp import AuthResult
 from click.testing import CliRunner, Result
 from mail_server import MailServer
 from mails import NOW_S, message
+from mails import run as about
 
 from almanac.config import Config
 from almanac.config_file import parse_config
-from almanac.errors import CommandError, ConfigError, NotAllowedError, ServerError, StoreError
-from cli import mail, report
+from almanac.errors import AlmanacError, CommandError, ConfigError, NotAllowedError, ServerError, StoreError
+from cli import mail
 from cli.app import App
-from cli.doctor.findings import Check
+from cli.doctor import Check
 from cli.doctor.mail import check_mail
-from reports.mail.last_read import mark_read
-from reports.mail.outbox import Outbox, outbox_path
-from reports.mail.preferences import FOLDER_MODE, folder_of
+from reports.mail.recipients import FOLDER_MODE, folder_of, mark_read
+from reports.mail.record import MailRecord, record_path
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -78,9 +78,9 @@ def server() -> Iterator[MailServer]:
 
 @pytest.fixture(autouse=True)
 def known_users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Whom the system knows: alice is who runs the tests."""
+    """Uids of the users that the system knows. alice runs the tests."""
     uids = {"alice": os.getuid(), "bob": os.getuid() + 1}
-    monkeypatch.setattr("reports.mail.preferences.read.__defaults__", (uids.get,))
+    monkeypatch.setattr("reports.mail.recipients.read.__defaults__", (uids.get,))
     return uids
 
 
@@ -123,6 +123,27 @@ def test_a_user_chooses_and_sees_the_choice(app: Someone) -> None:
     assert run(app, "never").exit_code == 2
 
 
+def test_a_user_sees_what_became_of_their_mails(app: Someone) -> None:
+    mark_read(folder_of(app.config), NOW_S - 60, "mailhost", os.getuid())
+    with MailRecord(record_path(app.store.root)) as record:
+        for number in range(3):
+            mail = message(number + 1, *([about(1, user="alice"), about(9, user="alice")] if not number else []),
+                           **({"kind": "job"} if number else {"kind": "digest"}), user="alice")  # fmt: skip
+            mail = replace(mail, runs=tuple(replace(each, cluster="c") for each in mail.runs))
+            record.trying(mail, NOW_S + number)
+            if number == 1:
+                record.failed(mail.runs, "550 5.1.1 \x1b[2Jno such user", NOW_S + number)
+            else:
+                record.taken(mail, NOW_S + number)
+    lines = [line[len("2026-11-21 10:15  ") :] for line in run(app).output.splitlines()[3:]]
+    assert lines == [
+        "job 3: sent to alice@example.org",
+        "job 2: not taken yet, and tried again every 15 min. The mail server's answer about alice@example.org: "
+        "550 5.1.1 ?[2Jno such user",
+        "job 1 and 1 other job: sent to alice@example.org",
+    ]
+
+
 def test_a_choice_that_no_timer_reads_says_so(app: Someone) -> None:
     """On a host without the shared folder, or where the timer is down. Before its first run, that is no alarm."""
     folder = folder_of(app.config)
@@ -153,68 +174,56 @@ def test_where_no_choice_can_be_kept_it_is_an_error(app: Someone) -> None:
 
 
 def test_a_report_is_sent_to_the_owner(app: Someone, server: MailServer) -> None:
-    done = run(app, "1", "--mail", command=report.command)
+    done = run(app, "send", "1")
     assert done.output == "sent to alice@example.org: 1 job\n"
     ((sender, recipients, sent),) = server.taken
     assert (sender, recipients) == ("almanac@example.org", ["alice@example.org"])
     assert sent["Bcc"] is None and sent["Subject"].strip().startswith("x??Bcc") and sent["Subject"].endswith("[job 1]")
 
 
-def test_many_jobs_are_one_mail(app: Someone, server: MailServer) -> None:
-    assert run(app, "10", "--mail", command=report.command).output == "sent to alice@example.org: 8 jobs\n"
-    assert len(server.taken) == 1
-    assert server.taken[0][2]["Subject"].strip().startswith("8 runs of x??Bcc: mallory@evil.example (array 10): ")
-
-
 def test_an_operator_sends_each_report_to_its_own_user(app: Someone, server: MailServer) -> None:
     app.name, app.can_see_all = "root", True
-    assert run(app, "1", "2", "--mail", command=report.command).exit_code == 0
+    assert run(app, "send", "1", "2").exit_code == 0
     assert [recipients for _, recipients, _ in server.taken] == [["alice@example.org"], ["bob@example.org"]]
     assert len(set(server.ids)) == 2
 
 
 def test_an_operator_sends_a_preview(app: Someone, server: MailServer) -> None:
-    """To any one address, without asking the owner, and without a trace in the outbox."""
-    app.given["mail"] |= {"bcc": "ops@example.org", "users": ["nobody"], "reply_to": "help@example.org"}
+    """To any one address, without asking the owner, and without a trace in the record."""
+    app.given["mail"] |= {"users": ["nobody"], "reply_to": "help@example.org"}
     run(app, "off")
-    argv = ["2", "1", "--mail", "--to", "me@example.org"]
-    assert isinstance(run(app, *argv, command=report.command).exception, NotAllowedError)
-    app.name, app.can_see_all = "root", True
-    lines = run(app, *argv, command=report.command).output.splitlines()
+    argv = ["send", "2", "1", "--to", "me@example.org"]
+    assert isinstance(run(app, *argv).exception, NotAllowedError)
+    app = replace(app, name="root", can_see_all=True)
+    lines = run(app, *argv).output.splitlines()
     assert lines[0] == "sent to me@example.org: 1 job of bob; not sent to them, and not recorded as sent"
     assert [recipients for _, recipients, _ in server.taken] == [["me@example.org"]] * 2
     assert {str(mail["Reply-To"]) for _, _, mail in server.taken} == {"help@example.org"}
-    assert not outbox_path(app.store_root).exists()
+    assert not record_path(app.store_root).exists()
     for bad in ("", "a@b\r\nBcc: c@d", "a@b.example,c@d.example", "A <a@b.example>", "a b@c.example", "-x@c.example"):
-        assert run(app, "1", "--mail", "--to", bad, command=report.command).exit_code == 2
-    assert run(app, "1", "--to", "me@example.org", command=report.command).exit_code == 2
+        assert run(app, "send", "1", "--to", bad).exit_code == 2
     assert len(server.taken) == 2
 
 
 def test_outside_the_pilot_mail_goes_to_those_who_ask_for_it(app: Someone, server: MailServer) -> None:
-    app.given["mail"] |= {"bcc": "ops@example.org", "accounts": ["lab"]}
-    assert run(app, "1", "--mail", command=report.command).exit_code == 0
-    assert [to for _, recipients, _ in server.taken for to in recipients] == ["alice@example.org", "ops@example.org"]
-    assert not any(mail["Bcc"] for _, _, mail in server.taken)
-    server.says_rcpt = lambda address: "550 no such user" if address.startswith("ops") else None
-    done = run(app, "1", "--mail", command=report.command)
-    assert (done.exit_code, len(server.taken)) == (0, 3), "the user has the mail"
-    assert "warning: mail.bcc: no blind copy: 550 no such user" in done.output
+    app.given["mail"] |= {"accounts": ["lab"]}
+    assert run(app, "send", "1").exit_code == 0
+    assert [to for _, recipients, _ in server.taken for to in recipients] == ["alice@example.org"]
     app.name, app.can_see_all = "root", True
-    refused = run(app, "1", "--mail", command=report.command).exception
+    refused = run(app, "send", "1").exception
     assert isinstance(refused, NotAllowedError) and "outside the pilot" in str(refused) and "--to" in refused.hint
 
 
 def test_another_s_job_cannot_be_mailed(app: Someone, server: MailServer) -> None:
-    assert isinstance(run(app, "2", "--mail", command=report.command).exception, StoreError)
+    assert isinstance(run(app, "send", "2").exception, AlmanacError)
     assert not server.taken
 
 
 def test_who_wants_no_mail_gets_none_from_others(app: Someone, server: MailServer) -> None:
     run(app, "off")
-    assert run(app, "1", "--mail", command=report.command).exit_code == 0
+    assert run(app, "send", "1").exit_code == 0
     app.name, app.can_see_all = "root", True
-    refused = run(app, "1", "--mail", command=report.command).exception
+    refused = run(app, "send", "1").exception
     assert isinstance(refused, NotAllowedError) and str(refused) == "alice wants no mail"
     assert len(server.taken) == 1
 
@@ -224,50 +233,43 @@ def test_who_may_want_no_mail_gets_none_from_others(
 ) -> None:
     known_users.clear()
     app.name, app.can_see_all = "root", True
-    refused = run(app, "1", "--mail", command=report.command).exception
+    refused = run(app, "send", "1").exception
     assert isinstance(refused, NotAllowedError) and "does not know alice" in str(refused)
     assert not server.taken
     app.name = "alice"
-    assert run(app, "1", "--mail", command=report.command).exit_code == 0
+    assert run(app, "send", "1").exit_code == 0
 
 
 def test_faults_of_mailing_are_said(app: Someone, server: MailServer) -> None:
     server.says_rcpt = lambda address: "550 5.1.1 no such user"
-    assert isinstance(run(app, "1", "--mail", command=report.command).exception, ServerError)
+    assert isinstance(run(app, "send", "1").exception, ServerError)
     app.given = {"hooks": app.given["hooks"]}
-    assert isinstance(run(app, "1", "--mail", command=report.command).exception, ConfigError)
-    for argv in (["1", "--mail", "--json"], ["--since", "@1", "--mail"], ["1", "--mail", "--html", "x"]):
-        assert run(app, *argv, command=report.command).exit_code == 2
+    assert isinstance(run(app, "send", "1").exception, ConfigError)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the folder of preferences has to be root's")
 def test_doctor_finds_nothing_amiss(app: Someone) -> None:
-    with Outbox(outbox_path(app.store_root)) as outbox:
-        outbox.put(message(1), NOW_S - 60)
+    with MailRecord(record_path(app.store_root)) as record:
+        record.notice([about(1)])
     found = findings(app)
     assert {check.status for check in found.values()} == {"ok"}
     assert found["mail"].said.endswith("answers (none); mail is sent from almanac@example.org")
-    assert found["outbox"].said == "0 mails sent, 1 queued, 0 given up; 0 jobs not decided yet"
-
-
-def test_doctor_is_silent_where_no_mail_is_sent(app: Someone) -> None:
-    app.given = {}
-    assert [check.status for check in check_mail(app)] == ["ok"]
+    assert found["mail record"].said == "0 mails sent, 0 refused and due again, 0 jobs given up; 1 jobs not decided yet"
 
 
 def test_doctor_names_a_server_that_is_not_there(app: Someone, server: MailServer) -> None:
     app.given["mail"]["port"] = 1
     found = findings(app)
-    assert found["mail"].status == "fail" and "127.0.0.1:1 does not accept mail" in found["mail"].said
-    assert found["outbox"].status == "warn" and found["outbox"].said == "nothing was ever sent"
+    assert found["mail"].status == "fail" and "127.0.0.1:1 takes no mail: [Errno 111]" in found["mail"].said
+    assert found["mail record"].status == "warn" and found["mail record"].said == "nothing was ever sent"
 
 
 def test_doctor_and_mailing_name_a_server_whose_name_is_none(app: Someone) -> None:
     app.given["mail"]["server"] = "mail..example.org"
     found = findings(app)
     assert found["mail"].status == "fail" and "mail..example.org:" in found["mail"].said
-    assert found["outbox"].status == "warn"
-    failed = run(app, "1", "--mail", command=report.command).exception
+    assert found["mail record"].status == "warn"
+    failed = run(app, "send", "1").exception
     assert isinstance(failed, ServerError) and "mail..example.org:" in str(failed)
 
 
@@ -282,30 +284,39 @@ def test_doctor_and_mailing_name_a_password_that_cannot_be_sent(app: Someone, tm
     with MailServer(options=options) as server:
         app.given["mail"] |= {"port": server.port, "username": "almanac", "password_file": str(password)}
         said = findings(app)["mail"]
-        assert said.status == "fail" and "does not accept mail" in said.said
-        assert isinstance(run(app, "1", "--mail", command=report.command).exception, ServerError)
+        assert said.status == "fail" and "takes no mail" in said.said
+        assert isinstance(run(app, "send", "1").exception, ServerError)
 
 
-def test_doctor_names_a_sender_that_is_none(app: Someone) -> None:
-    app.given["mail"]["sender"] = "almanac"
-    assert any(check.status == "fail" and "mail.sender" in check.said for check in check_mail(app))
+def test_doctor_names_what_the_server_refused_in_its_words(app: Someone) -> None:
+    with MailRecord(record_path(app.store_root)) as record:
+        record.trying(message(1), NOW_S)
+        record.failed(message(1).runs, "550 no such user", NOW_S)
+    found = findings(app)["mail record"]
+    assert found.status == "warn"
+    assert "1 refused and due again" in found.said
+    assert "the last refusal: ann@example.org: 550 no such user" in found.said
 
 
-def test_doctor_names_an_outbox_that_does_not_empty(app: Someone) -> None:
-    with Outbox(outbox_path(app.store_root)) as outbox:
-        outbox.put(message(1), NOW_S - 7200)
-    found = findings(app)["outbox"]
-    assert found.status == "warn" and "the oldest mail has waited 2 h" in found.said
+def test_doctor_says_that_the_unit_cannot_use_a_set_id_program(app: Someone, tmp_path: Path) -> None:
+    for name, mode in (("sendmail", 0o755), ("postdrop", 0o755)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    app.given["mail"]["server"] = str(tmp_path / "sendmail")
+    assert [check.status for check in check_mail(app) if check.name == "mail"] == ["ok"]
+    (tmp_path / "postdrop").chmod(0o2755)
+    [ok, warned] = [check for check in check_mail(app) if check.name == "mail"]
+    assert "can run" in ok.said and warned.status == "warn" and "NoNewPrivileges" in warned.said
+    app.given["mail"]["server"] = str(tmp_path / "absent")
+    assert "no program that can run" in next(check.said for check in check_mail(app) if check.status == "fail")
 
 
-def test_doctor_does_not_blame_an_outbox_that_is_not_the_caller_s(
-    app: Someone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_does_not_blame_a_record_that_is_not_the_caller_s(app: Someone, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path) -> None:
         raise NotAllowedError(f"{path}: can be used by the store's owner only", "run this as its owner")
 
-    monkeypatch.setattr("reports.mail.outbox.read_counts", refused)
-    found = findings(app)["outbox"]
+    monkeypatch.setattr("cli.doctor.mail.read_counts", refused)
+    found = findings(app)["mail record"]
     assert (found.status, found.todo) == ("warn", "run this as its owner")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from almanac.errors import BusyError, ConfigError
+from almanac.errors import ConfigError
 from cli.app import App
-from cli.mig_raise import command, one_at_a_time
+from cli.job_changes import mig_raise as command
 from telemetry.store.store import Store
 
 SLURM = """#!/bin/sh
@@ -20,7 +20,7 @@ case "$(basename "$0") $*" in
 "scontrol show config") printf 'ClusterName = demo\\nSLURM_VERSION = %s\\n' "$(cat {folder}/release)";;
 "scontrol show nodes --json") cat {folder}/nodes.json;;
 "scontrol -o show reservation") echo "No reservations in the system";;
-"squeue -a -t PENDING --json"*) cat {folder}/queue.json;;
+"squeue -a --json"*) cat {folder}/queue.json;;
 "scontrol ") cat >>{folder}/told; echo '{{"jobs": []}}' >{folder}/queue.json;;
 *) echo "unknown: $0 $*" >&2; exit 9;;
 esac
@@ -59,7 +59,7 @@ def run(
     slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
     monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
-    monkeypatch.setattr("slurm_hooks.mig.raise_run.LOOK_S", 0.0)
+    monkeypatch.setattr("slurm_hooks.jobs.engine.LOOK_S", 0.0)
 
     def called(*argv: str) -> tuple[int, str]:
         app = App(str(slurm / "almanac.toml"), str(slurm / "store"), "demo")
@@ -84,11 +84,13 @@ def test_apply_tells_slurm_and_the_log(run: Callable[..., tuple[int, str]], slur
     code, said = run("--apply", "--json")
     assert code == 0
     told = json.loads(said)
-    assert told["outcome"]["gone"] == 1
-    assert told["changes"][0]["request"] == "TresPerJob=gres/gpu:a100_3g.40gb:1"
+    assert told["outcome"]["started"] == 1
+    (change,) = told["changes"]
+    assert (change["key"], change["old"]) == ("TresPerJob", "gres/gpu:a100_1g.10gb:1")
+    assert change["new"] == "gres/gpu:a100_3g.40gb:1"
     assert (slurm / "told").read_text() == "update jobid=7 TresPerJob=gres/gpu:a100_3g.40gb:1\n"
     [log] = (slurm / "store/actions").glob("mig-raise-*.jsonl")
-    assert [json.loads(line)["what"] for line in log.read_text().splitlines()] == ["raise", "started"]
+    assert [json.loads(line)["what"] for line in log.read_text().splitlines()] == ["raise", "raised"]
     assert "a_user" not in log.read_text()
 
 
@@ -98,17 +100,4 @@ def test_mode_off_shows_and_does_not_apply(run: Callable[..., tuple[int, str]], 
     with pytest.raises(ConfigError, match=r"mig_raise\.mode"):
         run("--apply")
     assert run("--clear", "--apply")[0] == 0
-    assert not (slurm / "told").exists()
-
-
-def test_22_05_is_refused(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
-    (slurm / "release").write_text("22.05.8")
-    for argv in ((), ("--apply",), ("--clear", "--apply")):
-        with pytest.raises(ConfigError, match=r"Slurm 22\.05\.8 cannot"):
-            run(*argv)
-
-
-def test_one_run_at_a_time(run: Callable[..., tuple[int, str]], slurm: Path) -> None:
-    with one_at_a_time(Store.open(slurm / "store").of("demo")), pytest.raises(BusyError):
-        run("--apply")
     assert not (slurm / "told").exists()

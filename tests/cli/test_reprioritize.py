@@ -72,13 +72,18 @@ def run(site: CommandLine, slurm: Slurm, tmp_path: Path) -> Callable[..., Any]:
     base = (site.folder / "almanac.toml").read_text()
 
     def run(
-        *argv: str, mode: str = "apply", store: Path = tmp_path / "store", backend: str = "commands", **env: str
+        *argv: str,
+        command: str = "reprioritize",
+        mode: str = "apply",
+        store: Path = tmp_path / "store",
+        backend: str = "commands",
+        **env: str,
     ) -> Any:
         more = f'\n[slurm]\nbackend = "{backend}"\nbin_dir = "{slurm.folder}:/bin:/usr/bin"\n'
         more += f'[priority]\nmode = "{mode}"\n'
         (tmp_path / "almanac.toml").write_text(base + more)
         run = site.process if env else site.raw
-        return run("--config", str(tmp_path / "almanac.toml"), "--store", str(store), "reprioritize", *argv, **env)
+        return run("--config", str(tmp_path / "almanac.toml"), "--store", str(store), command, *argv, **env)
 
     return run
 
@@ -94,6 +99,10 @@ def test_a_dry_run_tells_slurm_nothing_and_an_applied_one_does_it_once(run: Call
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 changed")
     (factor,) = set(slurm.factors.values())
     assert factor > 0
+    metrics = run(command="metrics").stdout
+    assert 'almanac_job_changes_day{cluster="demo",planner="reprioritize",what="set"} 3.0' in metrics
+    assert 'almanac_job_change_timestamp_seconds{cluster="demo",planner="reprioritize"}' in metrics
+    assert "reprioritize: 3 jobs in the queue with a change; last day: 3 set" in run(command="changes").stdout
     again = json.loads(run("--apply", "--json").stdout)
     assert (again["changes"], again["left_alone"]) == ([], {"has its site factor already": 3})
     assert run("--clear", "--apply", mode="observe").returncode == 0, "undoing needs no mode"

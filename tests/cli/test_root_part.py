@@ -21,7 +21,7 @@ from almanac.config_file import load_config, parse_config
 from almanac.errors import ConfigError, StoreError
 from cli.distribute import below_store, sched_gid
 from cli.root_part import hand_out
-from slurm_hooks.reader_rights import acl_for, acl_on
+from slurm_hooks.root_files import acl_for, acl_on
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -52,9 +52,10 @@ def root() -> Iterator[Path]:
 BECOME = """
 import os, sys
 import cli.publish, cli.root_part, lightgbm, pandas, pyarrow.compute, pyarrow.parquet, duckdb
-import reports.published.folder, reports.published.publish, slurm_hooks.advice.run, slurm_hooks.advice.times
+import reports.published.publish, reports.published.publish, slurm_hooks.advice.publish, slurm_hooks.advice.type_files
+import reports.published.publish, reports.published.publish, slurm_hooks.advice.publish, slurm_hooks.advice.type_files
 import almanac.hardware, multiprocessing.pool, encodings.idna, encodings.ascii, encodings.latin_1
-import telemetry.slurm.gpu_types
+import almanac.tres, ClusterShell.NodeSet
 from cli.main import main
 almanac.hardware.gpu_models()
 if uid := int(sys.argv[1]):

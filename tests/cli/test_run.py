@@ -1,4 +1,4 @@
-"""`almanac run` as a timer calls it: which tasks it starts, what bounds them, and what it tells of them."""
+"""`almanac run` as a timer calls it: the tasks that it starts, their limits, and its output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from almanac.errors import ConfigError, NotAllowedError
 from cli.app import App
-from cli.doctor.tasks import check_tasks
-from cli.run import Runner, Running, command, command_line
+from cli.doctor.site import check_tasks
+from cli.run import RunningTask, TaskRunner, command, command_line
 from cli.tasks import TASKS, LastRun, Task, read_last_run, read_tasks, state_folder
 
 NOON_S = 1_795_262_400  # 2026-11-21 12:00 UTC
@@ -138,13 +138,13 @@ def test_a_damaged_note_of_the_last_run_is_as_none(tmp_path: Path, text: str) ->
 
 
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TaskRunner]:
     """Makes runners of tasks that are shell scripts, with a clock that stands still."""
     monkeypatch.setattr("cli.run.POLL_S", 0.01)
 
-    def made(*tasks: Task, **options: object) -> Runner:
+    def made(*tasks: Task, **options: object) -> TaskRunner:
         clock = {"now": lambda: NOON_S} | options
-        return Runner(tmp_path, lambda: tasks, lambda task: ["sh", "-c", task.command], **clock)  # type: ignore[arg-type]
+        return TaskRunner(tmp_path, lambda: tasks, lambda task: ["sh", "-c", task.command], **clock)  # type: ignore[arg-type]
 
     return made
 
@@ -153,7 +153,7 @@ def minutely(name: str, script: str, **limits: int) -> Task:
     return Task(name, script, 1, 0, limits.get("limit_min", 1))
 
 
-def test_what_is_due_starts_once_and_what_is_not_does_not(runner: Callable[..., Runner], tmp_path: Path) -> None:
+def test_what_is_due_starts_once_and_what_is_not_does_not(runner: Callable[..., TaskRunner], tmp_path: Path) -> None:
     tasks = minutely("a", f"echo a >>{tmp_path}/said"), Task("b", f"echo b >>{tmp_path}/said", 10, 2, 1)
     runner(*tasks).run()
     runner(*tasks).run()
@@ -162,7 +162,7 @@ def test_what_is_due_starts_once_and_what_is_not_does_not(runner: Callable[..., 
     assert read_last_run(tmp_path, "b") is None
 
 
-def test_a_slow_task_delays_no_other_and_does_not_run_twice(runner: Callable[..., Runner], tmp_path: Path) -> None:
+def test_a_slow_task_delays_no_other_and_does_not_run_twice(runner: Callable[..., TaskRunner], tmp_path: Path) -> None:
     """The clock goes a minute ahead each time that the quick task ends; the slow one waits for three of its runs."""
     slow = minutely("slow", f"echo slow >>{tmp_path}/said; until [ $(grep -c quick {tmp_path}/said) = 3 ]; do :; done")
     quick = minutely("quick", f"echo quick >>{tmp_path}/said")
@@ -176,7 +176,7 @@ def test_a_slow_task_delays_no_other_and_does_not_run_twice(runner: Callable[...
 
 
 def test_a_failure_is_told_and_the_task_starts_again_at_its_next_time(
-    runner: Callable[..., Runner], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runner: Callable[..., TaskRunner], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = minutely("a", f"echo a >>{tmp_path}/said; exit 3")
     first = runner(task)
@@ -188,17 +188,20 @@ def test_a_failure_is_told_and_the_task_starts_again_at_its_next_time(
 
 
 def test_a_task_and_its_children_end_at_the_time_limit(
-    runner: Callable[..., Runner], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runner: Callable[..., TaskRunner],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cli.run.GRACE_S", 0.05)
-    pid, has_ended = tmp_path / "child", Runner._has_ended
+    pid, has_ended = tmp_path / "child", TaskRunner._has_ended
 
-    def has_ended_once_it_runs(self: Runner, one: Running) -> bool:
+    def has_ended_once_it_runs(self: TaskRunner, one: RunningTask) -> bool:
         while not (pid.exists() and pid.read_text().strip()):
             time.sleep(0.01)
         return has_ended(self, one)
 
-    monkeypatch.setattr(Runner, "_has_ended", has_ended_once_it_runs)
+    monkeypatch.setattr(TaskRunner, "_has_ended", has_ended_once_it_runs)
     script = f"trap '' TERM; sleep 300 & echo $! >{pid}; while :; do sleep 0.01; done"
     runner(minutely("a", script, limit_min=0)).run()
     assert read_last_run(tmp_path, "a") == LastRun(NOON_S, NOON_S, -signal.SIGKILL)
@@ -210,20 +213,23 @@ def test_a_task_and_its_children_end_at_the_time_limit(
 
 
 def test_a_task_that_holds_too_much_memory_is_ended_and_no_other(
-    runner: Callable[..., Runner], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runner: Callable[..., TaskRunner],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cli.run.MEMORY_S", 0.01)
     monkeypatch.setattr("cli.run.memory_limit", lambda task: 100 << 20)
     # In a child of the task's, which counts for it.
     hungry = minutely("hungry", f"{sys.executable} -c 'x = bytearray(150 << 20); import time; time.sleep(60)'; exit 0")
     modest = minutely("modest", f"until [ -e {tmp_path}/go ]; do sleep 0.01; done")
-    runs, end = runner(hungry, modest), Runner._end
+    runs, end = runner(hungry, modest), TaskRunner._end
 
-    def ended(self: Runner, task: Task, run: LastRun, why: str) -> None:
+    def ended(self: TaskRunner, task: Task, run: LastRun, why: str) -> None:
         end(self, task, run, why)
         (tmp_path / "go").touch()
 
-    monkeypatch.setattr(Runner, "_end", ended)
+    monkeypatch.setattr(TaskRunner, "_end", ended)
     runs.run()
     assert read_last_run(tmp_path, "hungry") == LastRun(NOON_S, NOON_S, -signal.SIGKILL)
     assert read_last_run(tmp_path, "modest") == LastRun(NOON_S, NOON_S, 0)
@@ -231,7 +237,7 @@ def test_a_task_that_holds_too_much_memory_is_ended_and_no_other(
 
 
 def test_a_full_disk_stops_no_task_and_starts_none_twice(
-    runner: Callable[..., Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: Callable[..., TaskRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -244,7 +250,7 @@ def test_a_full_disk_stops_no_task_and_starts_none_twice(
 
 
 def test_a_program_that_is_not_there_is_told(
-    runner: Callable[..., Runner], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runner: Callable[..., TaskRunner], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = runner(minutely("a", "true"))
     made.argv = lambda task: [f"{tmp_path}/none"]
@@ -253,7 +259,9 @@ def test_a_program_that_is_not_there_is_told(
     assert read_last_run(tmp_path, "a") == LastRun(NOON_S, NOON_S, 127)
 
 
-def test_a_killed_runner_leaves_a_task_that_does_not_start_twice(runner: Callable[..., Runner], tmp_path: Path) -> None:
+def test_a_killed_runner_leaves_a_task_that_does_not_start_twice(
+    runner: Callable[..., TaskRunner], tmp_path: Path
+) -> None:
     """The task holds its lock by itself."""
     task = minutely("a", f"echo $$ >>{tmp_path}/said; exec sleep 60")
     child = os.fork()
@@ -303,7 +311,7 @@ def test_a_run_gives_tasks_its_options_and_keeps_what_each_says(site: Path) -> N
     assert (done.returncode, done.stdout) == (1, "")
     assert "almanac run: power: exit code 3\n" in done.stderr
     options = f"--config {site}/almanac.toml --store {site}/store"
-    assert (site / "logs/report.log").read_text().endswith(f" {options} report --due\n")
+    assert (site / "logs/report.log").read_text().endswith(f" {options} mail run\n")
     assert sorted(path.name for path in (site / "logs").iterdir()) == ["power.log", "report.log"]
     rows = {row["task"]: row for row in json.loads(called(site, "--json").stdout)}
     assert (rows["power"]["code"], rows["report"]["code"], rows["train"]["user"]) == (3, 0, "others")
@@ -324,7 +332,14 @@ def test_each_task_is_in_the_journal_under_its_own_name(site: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{site}/bin")
     monkeypatch.setattr("sys.argv", [f"{site}/bin/almanac"])
     words = command_line(App(), TASKS["power"], to_journal=True)
-    assert words == [f"{site}/bin/systemd-cat", "--identifier=almanac-power", f"{site}/bin/almanac", "power", "apply"]
+    assert words == [
+        f"{site}/bin/systemd-cat",
+        "--identifier=almanac-power",
+        f"{site}/bin/almanac",
+        "power",
+        "plan",
+        "--apply",
+    ]
 
 
 def test_a_user_who_is_no_operator_starts_nothing(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,3 +383,9 @@ def test_doctor_names_tasks_that_do_not_start_or_fail(
     assert bool(check.todo) == bool(said)
     (site / "tasks.toml").unlink()
     assert list(check_tasks(app)) == []
+
+
+def test_doctor_says_once_that_a_timer_does_not_run(site: Path) -> None:
+    (site / "tasks.toml").write_text('almanac = ["ingest", "train"]\nroot = ["distribute"]')
+    found = [(check.name, check.said) for check in check_tasks(App(str(site / "almanac.toml"), str(site / "store")))]
+    assert found == [("tasks of almanac", "ingest, train never ran"), ("task distribute", "never ran")]

@@ -1,4 +1,4 @@
-"""A site's own service from docs/own-services.md, installed, trained, and asked; and one that fails beside it."""
+"""A site's own service from docs/own-services.md, installed, trained, and asked; and another one that fails."""
 
 from __future__ import annotations
 

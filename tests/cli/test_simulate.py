@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from almanac.errors import AlmanacError
 from cli.app import App
+from cli.output import short_time
 from cli.simulate import command
-from cli.simulate_output import short_time
 
 if TYPE_CHECKING:
     from command_line import CommandLine
@@ -51,46 +51,44 @@ ONE = ("--nodes", 1, "--gpus-per-node", 1)
 
 
 def test_the_table_shows_waits_and_use_of_each_policy(busy: Path) -> None:
-    lines = shown(busy, *ONE, "--policy", "fifo,sjf", "--policy", "sjf+easy").splitlines()
+    lines = shown(busy, *ONE, "--policy", "fifo,sjf", "--policy", "sjf+easy", "--watts", 100, 500).splitlines()
     assert lines[0] == "jobs.csv: 3 jobs on 1 nodes with 1 GPUs; 3 jobs scored"
-    assert lines[1].split() == ["policy", "JCT", "vs", "first", "delay", "p95", "max", "queued", "used"]
-    assert " ".join(lines[2].split()) == "fifo 18 min 1.00 12 min 18 min 18 min 2 100%"
-    assert " ".join(lines[3].split()) == "sjf 17 min 0.97 11 min 17 min 17 min 2 100%"
-    assert "under 15 min: 2 jobs" in lines
-    assert not any("over 6 h" in line for line in lines), "no job is that long"
-    assert "against fifo" in lines
-    assert all(len(line) <= 80 for line in lines)
+    assert lines[1] == "policy        JCT  median    wait     p95  longest  makespan  busy   energy  worse"
+    assert " ".join(lines[2].split()) == "fifo+easy 18 min 18 min 12 min 18 min 18 min 18 min 100% 0.2 kWh -"
+    assert " ".join(lines[3].split()) == "fifo 18 min 18 min 12 min 18 min 18 min 18 min 100% 0.2 kWh 0%"
+    # Job 2 ends 2 s later, and job 3 earlier: 1 of 3 jobs is worse off.
+    assert " ".join(lines[4].split()) == "sjf 17 min 17 min 11 min 17 min 17 min 18 min 100% 0.2 kWh 33%"
+    assert [line.split()[0] for line in lines[5:]] == ["sjf+easy"]
 
 
 def test_a_policy_that_predicts_stands_beside_its_controls(busy: Path) -> None:
-    names = ["fifo", "qssf", "fifo+skip", "gpu-count", "5 x qssf-shuffled", "sjf", "sjf+easy"]
+    names = ["fifo+easy", "fifo", "qssf", "fifo+skip", "gpu-count", "5 x qssf-shuffled", "sjf", "sjf+easy"]
     output = shown(busy, *ONE, "--policy", "fifo,qssf")
-    assert [line.split("  ")[0] for line in output.splitlines()[2:9]] == names
-    assert all(len(line) <= 80 for line in output.splitlines())
-    data = json.loads(shown(busy, *ONE, "--policy", "sjf,qssf,fifo", "--no-controls", "--json"))
-    assert [each["policy"] for each in data["policies"]] == ["sjf", "qssf", "fifo"]
-
-
-def test_one_policy_is_not_compared_with_itself(busy: Path) -> None:
-    assert "against" not in shown(busy, *ONE, "--policy", "fifo")
+    assert [line.split("  ")[0] for line in output.splitlines()[2:]] == names
+    assert all(len(line) <= 100 for line in output.splitlines())
+    data = json.loads(shown(busy, *ONE, "--policy", "sjf,qssf,fifo", "--set", "controls=0", "--json"))
+    assert [each["policy"] for each in data["policies"]] == ["fifo+easy", "sjf", "qssf", "fifo"]
 
 
 def test_json_has_every_figure(busy: Path) -> None:
     data = json.loads(shown(busy, *ONE, "--json"))
     assert (data["trace"], data["jobs"], data["scored_jobs"], data["nodes"], data["gpus"]) == ("jobs.csv", 3, 3, 1, 1)
-    fifo, sjf = data["policies"]
+    _, fifo, sjf = data["policies"]
     assert fifo["policy"] == "fifo"
     assert fifo["all_jobs"]["delay_s"] == {"mean": 690, "median": 990, "p95": 1071, "p99": 1078.2, "maximum": 1080}
     assert fifo["by"]["user"]["b"]["queued"] == 2
     assert fifo["by"]["length"]["over 6 h"]["jct_s"]["mean"] is None
     assert sjf["against_first"]["delay_difference_s"]["mean"] == pytest.approx(-98 / 3)
+    assert sjf["against_first"]["worse_jobs"] == pytest.approx(1 / 3)
+    assert (fifo["makespan_s"], fifo["deadlines"], fifo["deadlines_met"]) == (1102, 0, None)
+    assert fifo["energy_kwh"] == pytest.approx(1102 * 437.5 / 3.6e6)
     assert len(fifo["timeline"]["busy_gpus"]) == len(fifo["timeline"]["start_s"]) == 240
 
 
 def test_the_oldest_jobs_can_be_left_out_or_only_warm_up(busy: Path) -> None:
     later = json.loads(shown(busy, *ONE, "--from", 0.4, "--json"))
     assert (later["jobs"], later["policies"][0]["all_jobs"]["delay_s"]["maximum"]) == (2, 90)
-    warm = json.loads(shown(busy, *ONE, "--warmup", 0.4, "--json"))
+    warm = json.loads(shown(busy, *ONE, "--set", "warmup=0.4", "--json"))
     assert (warm["jobs"], warm["scored_jobs"]) == (3, 2)
     assert warm["policies"][0]["all_jobs"]["delay_s"]["maximum"] == 1080
 
@@ -126,7 +124,7 @@ def test_the_simulated_jobs_are_written_as_swf(busy: Path, tmp_path: Path) -> No
 
 
 def test_the_policies_are_drawn_beside_their_table(busy: Path, tmp_path: Path) -> None:
-    assert "queued" in shown(busy, *ONE, "--warmup", 0.4, "--plot", tmp_path / "x.PNG")
+    assert "worse" in shown(busy, *ONE, "--set", "warmup=0.4", "--plot", tmp_path / "x.PNG")
     assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
     for name in ("x.gif", "absent/x.png"):
         assert simulate("absent.csv", *ONE, "--plot", tmp_path / name).exit_code == 2, "before the simulation"
@@ -155,7 +153,11 @@ def test_hostile_names_are_harmless(tmp_path: Path) -> None:
         (("--policy", "fifo,fastest"), "fastest"),
         (("--policy", ","), "names no policy"),
         (("--from", 1), "0<=x<1"),
-        (("--warmup", -1), "0<=x<1"),
+        (("--set", "warmup=-1"), "warmup=-1 is not a number from 0 to 0.999"),
+        (("--set", "warmup"), "warmup= is not a number"),
+        (("--set", "warmpu=0.1"), "warmpu is no setting; did you mean warmup?"),
+        (("--set", "controls=1.5"), "controls=1.5 is not a whole number from 0 to 1"),
+        (("--set", "\x1b[31m=1"), "?[31m is no setting"),
         (("--nodes", 0), "1<=x"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from sites import Site
 
 from almanac.config import Priority, Tier
-from slurm_hooks.advice.file import AdviceFile, Row, render
+from slurm_hooks.advice.file import ADVICE, AdviceFile, AdviceRow
+from slurm_hooks.advice.sched import render
 
 TIERS = (
     Tier(name="hbm40g", capacity_mib=40960, constraint="hbm40g"),
@@ -25,34 +27,42 @@ return slurm.SUCCESS
 """
 
 
-def advice(
-    *rows: Row,
+def advice_file(
+    *rows: AdviceRow,
     mode: str = "apply",
     tell: bool = False,
     version: str = "v1",
     lasts_s: int = 3600,
     prompt: str = "off",
     tiers: tuple[Tier, ...] = TIERS,
-) -> bytes:
-    """A file's bytes, written now; with K 1000, least GPU-time 60 and greatest 8,640,000."""
+) -> AdviceFile:
+    """A file written now, with K 1000, least GPU-time 60 and greatest 8,640,000."""
     now_s = int(time.time())
-    return render(
-        AdviceFile(
-            version=version,
-            written_s=now_s,
-            expires_s=now_s + lasts_s,
-            mode=mode,
-            tell=tell,
-            prompt=prompt,
-            priority=Priority(points_per_e=1000, min_gpu_time_s=60, max_gpu_time_s=8_640_000),
-            tiers=tiers,
-            rows=rows,
-        )
+    return AdviceFile(
+        version=version,
+        written_s=now_s,
+        expires_s=now_s + lasts_s,
+        mode=mode,
+        tell=tell,
+        prompt=prompt,
+        priority=Priority(points_per_e=1000, min_gpu_time_s=60, max_gpu_time_s=8_640_000),
+        tiers=tiers,
+        rows=rows,
     )
 
 
-def family(key: str, gpus: int, site_factor: int, **more: object) -> Row:
-    return Row("F", 3600, site_factor, key, gpus, **more)  # type: ignore[arg-type]
+def advice(*rows: AdviceRow, **more: Any) -> bytes:
+    """Return the lines of advice_file, for sched/."""
+    return render(advice_file(*rows, **more))
+
+
+def shown_advice(*rows: AdviceRow, **more: Any) -> bytes:
+    """Return the same as users' programs read it."""
+    return ADVICE.render(advice_file(*rows, **more))
+
+
+def family(key: str, gpus: int, site_factor: int, **more: object) -> AdviceRow:
+    return AdviceRow("F", 3600, site_factor, key, gpus, **more)  # type: ignore[arg-type]
 
 
 def publish(site: Site, name: str, data: bytes) -> str:

@@ -1,23 +1,24 @@
-"""What every way to Slurm has to keep (telemetry/slurm/backend.py). Run on recorded outputs, on real clusters, and by
+"""Rules that every backend keeps (slurm/backend.py). Run on recorded outputs, on real clusters, and by
 pyslurm_check.py on a real pyslurm. Plain functions with asserts: no pytest here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from almanac.records import Counts
-from telemetry.slurm.backend import FactorChange, PendingJob, SlurmBackend
+from slurm.backend import SlurmBackend
+from slurm.queued_job import QueuedJob
 
 BASE_STATES = {"ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOWN"}
 """slurm.h, node_states."""
 
 
-def check_reading(backend: SlurmBackend) -> list[PendingJob]:
-    """Whatever the cluster holds: what it says of itself fits together. Returns the pending jobs."""
+def check_reading(backend: SlurmBackend) -> list[QueuedJob]:
+    """Check that a cluster's answers fit together, whatever it holds. Returns the pending jobs."""
     assert backend.cluster()
-    settings = {line.partition("=")[0].strip() for line in backend.configuration().splitlines()}
-    assert {"ClusterName", "PriorityType"} <= settings
+    assert {"ClusterName", "PriorityType"} <= backend.settings().keys()
     counts = Counts()
     jobs = backend.pending(counts)
     assert counts.seen == counts.kept == len(jobs), counts.dropped
@@ -36,7 +37,7 @@ def check_reading(backend: SlurmBackend) -> list[PendingJob]:
     return jobs
 
 
-def _check_job(job: PendingJob) -> None:
+def _check_job(job: QueuedJob) -> None:
     assert job.user
     assert job.submit_s > 1_000_000_000, "seconds since 1970"
     assert job.gpu_count >= 0
@@ -61,17 +62,17 @@ def check_acting(backend: SlurmBackend, job_ids: Sequence[int]) -> None:
     chosen = [jobs[job_id] for job_id in job_ids]
     before = backend.site_factors()
     assert not any(before[job.job_id].is_explicit for job in chosen)
-    absent = PendingJob(4_000_000, "4000000", 1_000_000_001, "nobody", "absent")
+    absent = QueuedJob(4_000_000, "4000000", 1_000_000_001, "nobody", "absent")
     wanted = {job.job_id: 1000 + place for place, job in enumerate(chosen)}
     said = backend.set_site_factors(
-        [FactorChange(absent, 7), *(FactorChange(job, wanted[job.job_id]) for job in chosen)]
+        [replace(absent, site_factor=7), *(replace(job, site_factor=wanted[job.job_id]) for job in chosen)]
     )
     assert said, "Slurm says that a job is not there"
     after = {job_id: factor.value for job_id, factor in backend.site_factors().items()}
     assert after == {job_id: wanted.get(job_id, factor.value) for job_id, factor in before.items()}
     for site_factor in (-3, 0):
-        assert backend.set_site_factors([FactorChange(job, site_factor) for job in chosen]) == []
+        assert backend.set_site_factors([replace(job, site_factor=site_factor) for job in chosen]) == []
         told = backend.site_factors()
         assert [told[job.job_id].value for job in chosen] == [site_factor] * len(chosen)
-    assert backend.set_site_factors([FactorChange(job, before[job.job_id].value) for job in chosen]) == []
+    assert backend.set_site_factors([replace(job, site_factor=before[job.job_id].value) for job in chosen]) == []
     assert backend.set_site_factors([]) == []

@@ -22,7 +22,7 @@ from sites import Site
 from testbed import Cluster, running_cluster
 
 SITES = ("native", *SUITES)
-"""What ALMANAC_SITES may name, comma-separated."""
+"""Names that ALMANAC_SITES may list, comma-separated."""
 MAIN_SITE = "24.11"
 ALL_SITES = "native,24.11,26.05"
 """Under ALMANAC_REQUIRE_CLUSTER=1; the native one is Debian 12's, 22.05."""
@@ -31,7 +31,7 @@ PREFIX = "almanac-lab-"
 
 
 def _what_is_missing() -> str:
-    """Why no cluster can be started here; "" where it can."""
+    """Return the reason why no cluster can be started here; "" if one can."""
     if os.geteuid() != 0:
         return "cluster tests need root"
     absent = missing_commands(["prometheus"])
@@ -43,7 +43,7 @@ def _is_required() -> bool:
 
 
 def _need(missing: str) -> None:
-    """Skips the test, or fails it where none may be skipped; "" is nothing missing."""
+    """Skip the test, or fail it if no test may be skipped; "": nothing is missing."""
     if missing and _is_required():
         pytest.fail(f"{missing}, and ALMANAC_REQUIRE_CLUSTER=1 forbids to skip")
     if missing:

@@ -87,7 +87,7 @@ class DockerSite(Site):
                     self.compose("-p", project, "down", "-v", "--timeout", "2")
 
     def compose(self, *argv: str) -> str:
-        """Runs docker compose (v2 where it is there) on this project. Raises LabError where it fails."""
+        """Run docker compose (v2 if installed) on this project. Raises LabError if it fails."""
         has_v2 = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
         program = ["docker", "compose"] if has_v2 else ["docker-compose"]
         done = subprocess.run(
@@ -163,7 +163,7 @@ class DockerSite(Site):
 
 
 def why_not() -> str:
-    """Why no docker site can be started here; "" where it can, as far as can be told."""
+    """Return the reason why no docker site can be started here; "" if none is known."""
     if shutil.which("docker") is None:
         return "clusters in docker need docker (scripts/with-docker.sh installs it)"
     done = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)

@@ -34,6 +34,10 @@ GPUS = range(4)
 TICK_S = 0.2
 RATE_HZ = 10
 PROFILES_GIB = {"low": 20.0, "middle": 34.0, "high": 60.0, "full": 77.0, "idle": 0.5}
+SILENT = "silent"
+"""Profile of a job whose GPUs have no series, as where their exporter is down."""
+RESTING = "resting"
+"""Profile of a job that holds its GPUs and does nothing."""
 DEFAULT_PROFILE = "low"
 GRACE_S = 5.0
 """So long after its GPUs were taken, a job without a profile may still write one."""
@@ -51,7 +55,9 @@ METRICS = (
     ("power", "DCGM_FI_DEV_POWER_USAGE", "gauge"),
     ("energy", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter"),
     ("temp", "DCGM_FI_DEV_GPU_TEMP", "gauge"),
+    ("sm_clock", "DCGM_FI_DEV_SM_CLOCK", "gauge"),
     ("xid", "DCGM_FI_DEV_XID_ERRORS", "gauge"),
+    ("ecc", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gauge"),
     ("gr_engine", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gauge"),
     ("sm", "DCGM_FI_PROF_SM_ACTIVE", "gauge"),
     ("fp64", "DCGM_FI_PROF_PIPE_FP64_ACTIVE", "gauge"),
@@ -64,9 +70,9 @@ METRICS = (
     ("pcie_tx", "DCGM_FI_PROF_PCIE_TX_BYTES", "gauge"),
     ("pcie_rx", "DCGM_FI_PROF_PCIE_RX_BYTES", "gauge"),
 )
-# dcgm-exporter has no value of these for an instance. Power, energy and temperature are the card's, on each instance.
+# dcgm-exporter has no value of these for an instance. Power, energy, temperature and clock are the card's, on each.
 WHOLE_ONLY = {"gpu_util", "mem_util", "nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx"}
-IDLE = {name: 0.0 for name, _, _ in METRICS} | {"power": IDLE_W, "temp": 30.0, "fb_used": IDLE_MIB}
+IDLE = {name: 0.0 for name, _, _ in METRICS} | {"power": IDLE_W, "temp": 30.0, "sm_clock": 210.0, "fb_used": IDLE_MIB}
 
 # One sample of a busy GPU; "fill" is the share of the job's peak memory in use.
 Sample = Mapping[str, float]
@@ -131,7 +137,7 @@ def recorded_trace(path: Path, run: str = "t2") -> Trace:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a state file says of one GPU, or of one instance of it. profile None: the whole GPU."""
+    """One GPU of a state file, or one instance of it. profile None: the whole GPU."""
 
     uuid: str
     model: str
@@ -151,6 +157,8 @@ class Gpu:
     named: tuple[str, ...] = ()
     since_s: float = 0.0
     values: dict[str, float] = field(default_factory=lambda: dict(IDLE))
+    is_silent: bool = False
+    is_resting: bool = False
     energy_mj: float = 2.0e11
 
     @property
@@ -197,13 +205,14 @@ class Gpu:
         self.energy_mj += self.values["power"] * dt_s * 1000
         if jobs != self.jobs:
             self.jobs, self.since_s = jobs, now_s
-        values = dict(IDLE)
-        if jobs:
+        values = IDLE | {"power": IDLE_W + int(now_s * 10) % 7 / 10}
+        if jobs and not self.is_resting:
             sample = dict(trace(self.number, now_s - self.since_s))
             used = min(sample.pop("fill") * peak_mib, self.total_mib)
             values |= sample | {"fb_used": max(used, IDLE_MIB), "power": sample["power"] * POWER_SCALE}
-            # Not in the recording (no FP32 and FP64 counters there): an integer and FP32 share as in training.
+            # Not in the recording (no FP32 and FP64 counters, no clock): an integer and FP32 share as in training.
             values |= {"gr_engine": sample["gpu_util"] / 100, "fp32": 0.15 * sample["sm"], "fp64": 0.0}
+            values["sm_clock"] = 1410.0
         values["fb_used"] = round(values["fb_used"])
         self.values = values | {"fb_free": self.total_mib - values["fb_used"], "energy": round(self.energy_mj)}
 
@@ -236,7 +245,7 @@ class Exporter:
         self.tick()
 
     def _follow_layouts(self) -> None:
-        """What a new layout leaves as it was keeps its counters; the rest begins anew."""
+        """Keep the counters of instances that a new layout leaves; the rest begin again."""
         before = {(gpu.node, gpu.index, gpu.hardware): gpu for gpu in self.gpus}
         wanted: list[tuple[str, int, Hardware | None]] = []
         for node in self._nodes:
@@ -247,12 +256,15 @@ class Exporter:
                 wanted += [(node, index, one) for index, one in hardware_of(json.loads(path.read_text()))]
         self.gpus = [before.get(each) or Gpu(*each) for each in wanted]
 
-    def _peak_mib(self, job: str, age_s: float) -> float:
+    def _profile(self, job: str) -> str:
         try:
-            name = (self._profiles / job).read_text().strip()
+            return (self._profiles / job).read_text().strip()
         except OSError:
-            name = ""
-        if not name and age_s < GRACE_S:
+            return ""
+
+    def _peak_mib(self, job: str, age_s: float) -> float:
+        name = self._profile(job)
+        if name in (SILENT, RESTING) or (not name and age_s < GRACE_S):
             return 0.0
         name = name or DEFAULT_PROFILE
         return 1024 * (PROFILES_GIB[name] if name in PROFILES_GIB else float(name))
@@ -271,6 +283,8 @@ class Exporter:
                 gpu.named = self._jobs_on(gpu)
                 jobs = gpu.named + self._jobs_on(gpu, ".quiet")
                 age_s = now_s - gpu.since_s if jobs == gpu.jobs else 0.0
+                gpu.is_silent = SILENT in map(self._profile, jobs)
+                gpu.is_resting = RESTING in map(self._profile, jobs)
                 peak_mib = max((self._peak_mib(job, age_s) for job in jobs), default=0.0)
                 gpu.advance(jobs, peak_mib, self._trace, now_s, now_s - self._last_s)
             self._last_s = now_s
@@ -281,7 +295,7 @@ class Exporter:
         with self._lock:
             for name, metric, kind in METRICS:
                 lines += [f"# HELP {metric} {name} of the lab's fake GPUs", f"# TYPE {metric} {kind}"]
-                for gpu in (gpu for gpu in self.gpus if gpu.shows(name)):
+                for gpu in (gpu for gpu in self.gpus if gpu.shows(name) and not gpu.is_silent):
                     for job in gpu.named or (None,):
                         labels = gpu.labels() | ({"hpc_job": job} if job else {})
                         shown = ",".join(f'{key}="{value}"' for key, value in labels.items())

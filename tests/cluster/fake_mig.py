@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Plays nvidia-smi and nvidia-mig-parted of one node over a JSON state file, and ends with status 99 on any argument
-that it does not know. No GPU, driver or NVML is needed; fake_mig_gpus.py, the GPUs themselves, lies beside it.
+that it does not know. No GPU, driver or NVML is needed; fake_mig_gpus.py, the GPUs themselves, lies in the same folder.
 
 Set up a node (as root: device nodes are made), then use the two commands as the real ones:
 

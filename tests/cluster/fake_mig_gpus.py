@@ -23,7 +23,7 @@ NO_RESOURCES = "Insufficient Resources"
 
 
 class DriverError(Exception):
-    """What NVML refuses; the text is NVML's."""
+    """A refusal of NVML, with its text."""
 
 
 class StrangeCallError(Exception):

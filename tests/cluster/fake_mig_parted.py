@@ -16,7 +16,7 @@ from fake_mig_gpus import IN_USE, DriverError, Node, StrangeCallError, bus_id, o
 
 
 class PartedError(Exception):
-    """What mig-parted says as it ends with status 1."""
+    """A fault that mig-parted prints before it ends with status 1."""
 
 
 CONFIG_OPTIONS = {

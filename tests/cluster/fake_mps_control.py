@@ -1,13 +1,13 @@
 #!/usr/bin/python3 -BIS
 """Stands in for nvidia-cuda-mps-control: installed under that name, first in PATH.
 
-The file mode beside the program, or the one that FAKE_MPS_MODE names, says in words how it behaves:
+The file mode in the program's folder, or the one that FAKE_MPS_MODE names, says in words how it behaves:
 
 - refuse: -d fails. hang: -d never returns. no-server: no server starts. mute: nothing answers after the start.
 - stubborn: terminate_client and quit never return. dies: the daemon ends by itself once it has a client.
-- fault: the server logs a fatal fault, once, with the words of the file faulty beside the mode, if there is one.
+- fault: the server logs a fatal fault, once, with the words of the file faulty in the same folder, if there is one.
 
-Every call is a line of the file calls beside the mode: command, pipe directory, CUDA_VISIBLE_DEVICES. A client is a
+Every call is a line of the file calls in that folder: command, pipe directory, CUDA_VISIBLE_DEVICES. A client is a
 process of this user that has the pipe directory in its environment and is no control program. terminate_client leaves a
 file PID.terminated in the folder of the mode.
 """

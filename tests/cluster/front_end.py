@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
-from advice_files import TEXT, advice, family, uid_of
+from advice_files import TEXT, family, shown_advice, uid_of
+from layout import PACKAGES
 from native_site import NativeSite
 from sites import REPOSITORY, Site
 
-PACKAGES = ("almanac", "advisor", "telemetry", "slurm_hooks")
-ROW = family(
-    "train-bert-#", 2, 500, bound_mib=25396, tier="hbm40g", waits="hbm80g=3 h 10 min;hbm40g=12 min", text=f"{TEXT}."
-)
+ROW = family("train-bert-#", 2, 500, bound_mib=25396, tier="hbm40g", gains="hbm80g=40 min", text=f"{TEXT}.")
 QUESTION = 'Submit with -C "gpu&hbm40g" instead?\n         [y]es, [N]o, [a]lways, or ne[v]er for this job: '
 JOB = ("-J", "train-BERT-7", "--gpus=2", "-C", "gpu&hbm80g")
 FILTER = """
 function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
 function slurm_cli_pre_submit(options, offset)
-  pcall(function() dofile("{module}").pre_submit(options, offset, {{advice = "{dir}"}}) end)
+  local dirs = {{advice = "{dir}", prompt = "{prompt}", wait_s = {wait_s}}}
+  pcall(function() dofile("{module}").pre_submit(options, offset, dirs) end)
   return slurm.SUCCESS
 end
 function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
@@ -38,13 +37,13 @@ class FrontEnd:
         self.home = site.run("login", "alice", "sh", "-c", "echo $HOME").stdout.strip()
         self.state = f"{self.home}/.local/state/almanac"
         self.choices = f"{self.state}/choices"
-        self.advice = f"{site.advice_dir}/user/{self.uid}/advice"
+        self.advice = f"{site.advice_dir}/user/{self.uid}/advice.json"
         self.config = f"{site.advice_dir}/almanac.toml"
         self.env = {"ALMANAC_CONFIG": self.config}
         site.write("login", self.config, f'[hooks]\nadvice_dir = "{site.advice_dir}"\n'.encode())
         site.run("login", "root", "install", "-d", "-m", "0711", f"{site.advice_dir}/user")
         site.run("login", "root", "install", "-d", "-m", "0711", f"{site.advice_dir}/user/{self.uid}")
-        self.publish(advice(ROW, prompt="ask"))
+        self.publish(shown_advice(ROW, prompt="ask"))
         self.forget()
         self.wrapper = self._wrapper()
 
@@ -54,13 +53,16 @@ class FrontEnd:
     def forget(self) -> None:
         self.site.remove("login", f"{self.home}/.local")
 
-    def filter_on(self) -> None:
+    def filter_on(self, wait_s: int = 20) -> None:
+        """wait_s: of a silent prompt; a loaded host needs more than the 2 s that users get."""
         module = f"{self.site.lua_dir}/cli_filter.lua"
-        self.site.hook("cli_filter", FILTER.format(module=module, dir=self.site.advice_dir))
+        places = {"dir": self.site.advice_dir, "prompt": self.prompt, "wait_s": wait_s}
+        self.site.hook("cli_filter", FILTER.format(module=module, **places))
 
     def _wrapper(self) -> str:
         """The installed one; on the native site one made of this checkout, in a place that users can reach."""
         if not isinstance(self.site, NativeSite):
+            self.prompt = Path("/usr/libexec/almanac/almanac-prompt")
             return "/usr/bin/sbatch-almanac"
         folder = Path(self.site.advice_dir).parent / "wrapper"
         if not folder.exists():
@@ -73,7 +75,16 @@ class FrontEnd:
         path.write_text(
             head + (folder / "slurm_hooks/submit/sbatch_almanac.py").read_text().replace("import gc\n", start, 1)
         )
-        path.chmod(0o755)
+        self.prompt = folder / "almanac-prompt"
+        lines = (
+            "import sys",
+            f"sys.path.insert(0, {str(folder)!r})",
+            "from slurm_hooks.submit.prompt import main",
+            "main()",
+        )
+        self.prompt.write_text(head + "\n".join(lines))
+        for each in (path, self.prompt):
+            each.chmod(0o755)
         return str(path)
 
     def terminal(self, *argv: str, **env: str) -> Any:
@@ -86,7 +97,7 @@ class FrontEnd:
         return self.site.run_bytes("login", "alice", *argv, stdin=stdin, env={**self.env, **env})
 
     def answered(self, line: str, *argv: str, **env: str) -> str:
-        """What is shown from the question on, once it was answered by a line; the command has to succeed."""
+        """Return the output from the question on, once it was answered by a line; the command has to succeed."""
         shell = self.terminal(*argv, **env)
         shell.expect_exact("for this job: ")
         shell.sendline(line)

@@ -85,7 +85,7 @@ class SlurmLab:
     def run(
         self, *argv: str | Path, user: str = "root", stdin: str | None = None, check: bool = True, timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command as `user`. Raises LabError, with what it said, where it fails and `check` is set."""
+        """Run a command as `user`. Raises LabError, with its output, if it fails and `check` is set."""
         account = pwd.getpwnam(user)
         done = subprocess.run(
             [str(part) for part in argv],
@@ -115,7 +115,7 @@ class SlurmLab:
         return [row.split("|") for row in rows]
 
     def job_states(self, job_ids: Iterable[int]) -> dict[int, str]:
-        """What accounting says of each job, the newest record: its state's first word. Unknown jobs are absent."""
+        """Return each job's state in accounting, of the newest record: its first word. Unknown jobs are absent."""
         wanted = ",".join(map(str, job_ids))
         rows = self.sacct("-D", "-j", wanted, "-S", "now-2days", "-o", "JobIDRaw,State")
         return {int(job): state.split()[0] for job, state in rows}

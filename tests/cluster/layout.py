@@ -1,8 +1,10 @@
-"""Where the lab's files lie and what is in them: ports, users, fake GPUs, Slurm's configuration."""
+"""Places and contents of the lab's files: ports, users, fake GPUs, Slurm's configuration."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import os
 import pwd
 import random
@@ -15,6 +17,7 @@ import string
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +41,23 @@ FOLDERS = (
     "etc", "log", "state", "spool", "munge", "db", "dev", "hooks", "out", "home", "prolog", "hpc_job", "profiles",
     "ended", "bmc",
 )  # fmt: skip
-POWER_PACKAGES = ("almanac", "telemetry", "advisor", "slurm_hooks", "cli")
+PACKAGES = ("almanac", "slurm", "telemetry", "advisor", "slurm_hooks")
+"""Those of ours that the programs of users and nodes need."""
 POWER_MODULES = (
     "sushy", "sushy-*", "requests", "urllib3", "idna", "charset_normalizer", "certifi", "dateutil", "stevedore", "pbr",
     "ClusterShell", "msgspec",
 )  # fmt: skip
-"""What almanac-power-off and -on import."""
+"""Modules that almanac-power-off and -on import."""
 SOCKET_PATH_MAX = 107
+
+
+def packed_code() -> bytes:
+    """Our packages without the heavy rest, as a user could copy them."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name in PACKAGES:
+            tar.add(HERE.parents[1] / name, name, filter=lambda each: None if "__pycache__" in each.name else each)
+    return buffer.getvalue()
 
 
 def missing_commands(extra: Iterable[str] = ()) -> list[str]:
@@ -131,13 +144,14 @@ class Layout:
 
     def _make_user(self, user: str) -> None:
         """An account of the host (left there), with a home of this lab's own."""
-        try:
-            account = pwd.getpwnam(user)
-        except KeyError:
-            subprocess.run(
-                ["useradd", "--no-create-home", "--shell", "/bin/bash", user], check=True, env={"PATH": PATH}
-            )
-            account = pwd.getpwnam(user)
+        with Path(__file__).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two labs may start at once
+            try:
+                account = pwd.getpwnam(user)
+            except KeyError:
+                argv = ["useradd", "--no-create-home", "--shell", "/bin/bash", user]
+                subprocess.run(argv, check=True, env={"PATH": PATH})
+                account = pwd.getpwnam(user)
         home = self.root / "home" / user
         home.mkdir(mode=0o700, exist_ok=True)
         os.chown(home, account.pw_uid, account.pw_gid)
@@ -165,6 +179,7 @@ class Layout:
             "cluster": self.cluster,
             "host": socket.gethostname().split(".")[0],
             **{f"node_port_{number}": str(self.base_port + number) for number in range(1, 5)},
+            "first_job": f"{self.base_port}000",
             "ctld_port": str(self.base_port + CTLD_PORT),
             "dbd_port": str(self.base_port + DBD_PORT),
             "db_port": str(self.base_port + DB_PORT),
@@ -206,7 +221,7 @@ class Layout:
     def _copy_programs(self) -> None:
         """The power programs, where SlurmUser can read them: the checkout may be closed to others."""
         installed = Path(sysconfig.get_paths()["purelib"])
-        found = [HERE.parents[1] / name for name in POWER_PACKAGES]
+        found = [HERE.parents[1] / name for name in (*PACKAGES, "cli")]
         found += [path for name in POWER_MODULES for path in installed.glob(name)]
         for path in found:
             ignored = shutil.ignore_patterns("__pycache__", "tests")

@@ -16,22 +16,27 @@ import pytest
 from mig_site import MigSite
 from site_commands import SiteCommands
 
-import advisor.decisions.mig_layout
-import slurm_hooks.mig.include
-import slurm_hooks.mig.node_side
-import slurm_hooks.mig.run
-from advisor.decisions.mig_layout import LayoutChange, LayoutPlan, MigNode, SliceJob
+import advisor.mig.decide
+import slurm_hooks.mig.sides
+import slurm_hooks.mig.steps
+from advisor.mig.decide import LayoutChange, LayoutPlan, MigNode, SliceJob
 from almanac.errors import CommandError
+from almanac.tres import gpu_types
 from cli.app import App
 from cli.mig import command
-from slurm_hooks.json_lines import JsonLines
-from slurm_hooks.mig.folder import MigFolder
+from slurm.backend import CommandBackend
+from slurm.commands import Done
 from slurm_hooks.mig.layouts import Layout
-from slurm_hooks.mig.slurm_side import SlurmSide
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.commands import Done
+from slurm_hooks.mig.sides import SlurmSide
+from slurm_hooks.nodes.engine import NodeFolder
+from slurm_hooks.orders import JsonLines
 from telemetry.store.store import Store
 
+WHOLE: Layout = (("gpu",),) * 4
+ONES: Layout = (("1g",) * 7, *WHOLE[1:])
+HALVES: Layout = (("3g", "4g"), *WHOLE[1:])
+GRES = {WHOLE: "gpu:a100:4", ONES: "gpu:1g.5gb:7,gpu:a100:3", HALVES: "gpu:3g.20gb:1,gpu:4g.20gb:1,gpu:a100:3"}
+SLEEP = "#!/bin/sh\nsleep {}\n"
 CONFIG = """
 [mig]
 mode = "apply"
@@ -44,20 +49,6 @@ apply_command = ["{node}", "apply", "-f", "-", "-c", "almanac"]
 assert_command = ["{node}", "assert", "-f", "-", "-c", "almanac"]
 export_command = ["{node}", "export", "-o", "json"]
 """
-
-
-class SiteApp(App):
-    """The command's environment, with its Slurm on the site."""
-
-    site_commands: SiteCommands
-
-    @property
-    def commands(self) -> Any:
-        return self.site_commands
-
-    @property
-    def backend(self) -> CommandBackend:
-        return CommandBackend(self.site_commands)
 
 
 @dataclass
@@ -90,19 +81,18 @@ class MigApply:
         drains = tuple(each for node, each in wanted.items() if not node.is_free and self.is_draining)
         return LayoutPlan(changes, "" if changes else "the test says so", drains=drains)
 
-    def app(self) -> SiteApp:
+    def app(self) -> App:
         commands = SiteCommands(self.mig.site)
-        app = SiteApp(str(self.folder / "almanac.toml"), str(self.store), CommandBackend(commands).cluster())
-        app.site_commands = commands
-        return app
+        cluster = CommandBackend(commands).cluster()
+        return App(str(self.folder / "almanac.toml"), str(self.store), cluster, run=commands)
 
     def __call__(self, *argv: str, code: int = 0) -> Any:
-        """What the command says as JSON."""
+        """Return the command's JSON."""
         said = self.said(*argv, "--json", code=code)
         return json.loads(said)
 
     def said(self, *argv: str, code: int = 0) -> str:
-        """What the command prints for people."""
+        """Return the command's text for people."""
         self.capsys.readouterr()
         done = command.main(args=list(argv), standalone_mode=False, obj=self.app()) or 0
         said = self.capsys.readouterr()
@@ -110,8 +100,8 @@ class MigApply:
         return said.out
 
     def apply(self, code: int = 0) -> dict[str, str]:
-        """What became of each node."""
-        return {each["node"]: each["what"] for each in self("apply", code=code)["outcomes"]}
+        """Return the outcome of each node."""
+        return {each["node"]: each["what"] for each in self("plan", "--apply", code=code)["outcomes"]}
 
     def forget_the_day(self) -> None:
         """A node may be changed once a day; tests change it more often."""
@@ -125,7 +115,7 @@ class MigApply:
         return [json.loads(line) for text in texts for line in text.splitlines()]
 
     def on_node(self, argv: Sequence[str], stdin: bytes, timeout_s: float) -> Done:
-        """What [mig]'s commands do here."""
+        """Stand-ins for the commands of [mig]."""
         if argv[0] == "restart":
             (self.restart or self._restart)()
         elif argv[0] == "distribute":
@@ -157,14 +147,14 @@ class MigApply:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def killed_apply(self, kill_at: int) -> bool:
-        """A run that gets SIGKILL at its n-th point, in a process of its own; False where it ended before."""
+        """A run that gets SIGKILL at its n-th point, in a process of its own; False if it ended before."""
         ask, do = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
             self.points, self.kill_at = [], kill_at
             self.restart = lambda: (os.write(ask[1], b"r"), os.read(do[0], 1))  # type: ignore[assignment, return-value]
             try:
-                command.main(args=["apply", "--json"], standalone_mode=False, obj=self.app())
+                command.main(args=["plan", "--apply", "--json"], standalone_mode=False, obj=self.app())
             finally:
                 os._exit(0)
         try:
@@ -180,6 +170,31 @@ class MigApply:
             for end in (*ask, *do):
                 os.close(end)
 
+    def check(self) -> None:
+        """A node that takes jobs has in Slurm what its GPUs are."""
+        node = self.mig.node("n1")
+        if node and "DRAIN" not in node["State"]:
+            assert gpu_types(node["Gres"]) == gpu_types(self.mig.fake("n1", "gres")), node
+
+    def kill_again_and_again(self, most: int, layouts: list[Layout], points: int) -> None:
+        """Change n1 to these layouts by turns, with runs that are killed at one point after the other."""
+        kills = at = 0
+        while kills < most:
+            self.forget_the_day()
+            self.wanted = {"n1": layouts[0]}
+            layouts.reverse()
+            for _ in range(20):
+                at = at % points + 1
+                if not self.killed_apply(at):
+                    break
+                kills += 1
+                self.check()
+            self.kill_at = 0
+            outcomes = self("plan", "--apply")["outcomes"]
+            assert {each["what"] for each in outcomes} <= {"done"}, (outcomes, self.mig.node("n1"), self.lines()[-3:])
+            assert self.mig.node("n1")["Gres"] == GRES[self.wanted["n1"]]
+            self.check()
+
 
 @contextmanager
 def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[MigApply]:
@@ -189,7 +204,7 @@ def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str
     made = MigApply(mig, folder, capsys)
     site = mig.site
 
-    class SiteInclude(slurm_hooks.mig.include.IncludeFile):
+    class SiteInclude(slurm_hooks.mig.sides.IncludeFile):
         def read(self) -> str:
             return site.read("ctl", str(self.path)).decode()
 
@@ -206,12 +221,12 @@ def mig_apply_site(mig: MigSite, folder: Path, capsys: pytest.CaptureFixture[str
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slurm_hooks.mig.include, "IncludeFile", SiteInclude)
-        patch.setattr(slurm_hooks.mig.node_side, "run_bounded", made.on_node)
-        patch.setattr(slurm_hooks.mig.node_side, "COMMAND_S", 4)
-        patch.setattr(slurm_hooks.mig.run, "JOB_WAIT_S", 4)
-        patch.setattr(advisor.decisions.mig_layout, "decide_layout", made.decide)
-        patch.setattr(MigFolder, "save", pointed("save", MigFolder.save))
+        patch.setattr(slurm_hooks.mig.sides, "IncludeFile", SiteInclude)
+        patch.setattr(slurm_hooks.mig.sides, "run_bounded", made.on_node)
+        patch.setattr(slurm_hooks.mig.sides, "COMMAND_S", 4)
+        patch.setattr(slurm_hooks.mig.steps, "JOB_WAIT_S", 4)
+        patch.setattr(advisor.mig.decide, "decide_layout", made.decide)
+        patch.setattr(NodeFolder, "save", pointed("save", NodeFolder.save))
         patch.setattr(JsonLines, "append", pointed("log", JsonLines.append))
         patch.setattr(SlurmSide, "delete", pointed("delete", SlurmSide.delete))
         patch.setattr(CommandBackend, "set_node_state", pointed("order", CommandBackend.set_node_state))

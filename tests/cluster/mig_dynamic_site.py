@@ -38,7 +38,7 @@ class DynamicMigSite(MigSite):
         return self.state(NODE).rpartition("/")[0]
 
     def register(self, parameters: str) -> None:
-        """Restarts slurmd with these parameters beside its own."""
+        """Restart slurmd with these parameters and its own."""
         self.site.run(NODE, "root", f"{self.bin_dir(NODE)}/register", stdin=f"{parameters}\n")
 
     def delete(self) -> None:

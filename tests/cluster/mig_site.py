@@ -1,4 +1,4 @@
-"""A site with MIG nodes: fake GPUs (fake_mig.py) on some of its nodes, and Slurm told of them by include files.
+"""A site with MIG nodes: fake GPUs (fake_mig.py) on some of its nodes, and an include file tells Slurm about them.
 
     with mig_site(site, ("n1",)) as mig:
         mig.parted("n1", {"1g.5gb": 7}, None, None, None)   # GPU 0 in slices, GPUs 1 to 3 whole
@@ -99,7 +99,7 @@ class MigSite:
         return f"{self.site.etc_dir}/gres-mig-{node}.conf"
 
     def fake(self, node: str, *argv: str, check: bool = True) -> str:
-        """What fake_mig.py prints: fail KIND, busy GPU INSTANCE PID, idle, slow SECONDS, calls, show, gres."""
+        """Return the output of fake_mig.py: fail KIND, busy GPU INSTANCE PID, idle, slow SECONDS, calls, show, gres."""
         return self.site.run(node, "root", "python3", self.program, self.state(node), *argv, check=check).stdout
 
     def smi(self, node: str, *argv: str, check: bool = True) -> Result:
@@ -113,7 +113,7 @@ class MigSite:
         return self.site.run(node, "root", *argv, check=check)
 
     def node(self, name: str) -> dict[str, str]:
-        """What `scontrol show node` says, by key; {} where slurmctld does not know it."""
+        """Return the fields of `scontrol show node`; {} if slurmctld does not know it."""
         shown = self.site.run("ctl", "root", "scontrol", "-d", "-o", "show", "node", name, check=False).stdout
         return dict(part.split("=", 1) for part in shown.split() if "=" in part)
 

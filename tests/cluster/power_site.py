@@ -18,13 +18,15 @@ from site_commands import SiteCommands
 from sites import Site
 
 import cli.power
-from advisor.demand.model import PowerDecision, Spent
+from advisor.power.model import PowerDecision, Spent
 from almanac.config import NodeSet
 from cli.app import App
 from cli.power import command
-from telemetry.slurm.backend import Node, NodeState, PendingJob
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.node_sets import LiveDemand
+from slurm.backend import CommandBackend
+from slurm.commands import Done
+from slurm.node_sets import LiveDemand
+from slurm.nodes import SlurmNode
+from slurm.queued_job import QueuedJob
 from telemetry.store.store import Store
 
 QUICK = {"ResumeTimeout": "10", "SuspendTimeout": "3", "SlurmdTimeout": "45", "SuspendRate": "0", "ResumeRate": "0"}
@@ -71,7 +73,7 @@ class Wanted:
     target: int | None = None
     noted: list[LiveDemand] = field(default_factory=list)
 
-    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+    def run_times_s(self, pending: Sequence[QueuedJob], now_s: int) -> Mapping[int, float]:
         return {job.job_id: 3600.0 for job in pending}
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
@@ -81,22 +83,13 @@ class Wanted:
         return PowerDecision(self.target, "the test says so")
 
 
-class KilledBackend(CommandBackend):
-    """The process that uses it is killed when it first tells Slurm something."""
+class KilledCommands(SiteCommands):
+    """The process that uses them is killed when it first tells Slurm something."""
 
-    def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return []
-
-
-class SiteApp(App):
-    """The command's environment, with its Slurm on the site."""
-
-    backend_of: CommandBackend
-
-    @property
-    def backend(self) -> CommandBackend:
-        return self.backend_of
+    def run(self, argv: Sequence[str], stdin: bytes = b"") -> Done:
+        if argv[:2] == ["scontrol", "update"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().run(argv, stdin)
 
 
 @dataclass
@@ -112,39 +105,38 @@ class PowerSite:
     def backend(self) -> CommandBackend:
         return CommandBackend(SiteCommands(self.site))
 
-    def app(self, backend: CommandBackend | None = None) -> SiteApp:
-        app = SiteApp(str(self.folder / "almanac.toml"), str(self.folder / "store"), self.backend.cluster())
-        app.backend_of = backend or self.backend
-        return app
+    def app(self, commands: SiteCommands) -> App:
+        places = str(self.folder / "almanac.toml"), str(self.folder / "store")
+        return App(*places, self.backend.cluster(), run=commands)
 
-    def __call__(self, *argv: str, user: str = "root", code: int = 0, app: SiteApp | None = None) -> Any:
-        """What the command says as JSON."""
-        app = app or self.app(CommandBackend(SiteCommands(self.site, user)))
+    def __call__(self, *argv: str, user: str = "root", code: int = 0) -> Any:
+        """Return the command's JSON."""
+        app = self.app(SiteCommands(self.site, user))
         self.capsys.readouterr()
         assert (command.main(args=[*argv, "--json"], standalone_mode=False, obj=app) or 0) == code
         return json.loads(self.capsys.readouterr().out)
 
     def apply(self, target: int | None, **options: Any) -> dict[str, Any]:
-        """What one run did with the node set."""
+        """Return the outcome of one run for the node set."""
         self.source.target = target
-        [done] = self("apply", **options)["node_sets"]
+        [done] = self("plan", "--apply", **options)["node_sets"]
         result: dict[str, Any] = done
         return result
 
     def said(self, *argv: str) -> str:
-        """What the command prints for people."""
+        """Return the command's text for people."""
         self.capsys.readouterr()
-        command.main(args=list(argv), standalone_mode=False, obj=self.app())
+        command.main(args=list(argv), standalone_mode=False, obj=self.app(SiteCommands(self.site)))
         return self.capsys.readouterr().out
 
     def killed_apply(self, target: int) -> None:
         """A run that gets SIGKILL when it first tells Slurm something, in a process of its own."""
         self.source.target = target
-        app = self.app(KilledBackend(SiteCommands(self.site)))
+        app = self.app(KilledCommands(self.site))
         child = os.fork()
         if child == 0:
             try:
-                command.main(args=["apply", "--json"], standalone_mode=False, obj=app)
+                command.main(args=["plan", "--apply", "--json"], standalone_mode=False, obj=app)
             finally:
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -153,12 +145,14 @@ class PowerSite:
         texts = (path.read_text() for path in sorted((self.folder / "store/power").glob("*.jsonl")))
         return [json.loads(line) for text in texts for line in text.splitlines()]
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, SlurmNode]:
         return {node.name: node for node in self.backend.nodes()}
 
-    def wait_for(self, what: str, check: Callable[[dict[str, Node]], bool], timeout_s: float = 60) -> dict[str, Node]:
+    def wait_for(
+        self, what: str, check: Callable[[dict[str, SlurmNode]], bool], timeout_s: float = 60
+    ) -> dict[str, SlurmNode]:
         """Waits until the nodes are as wanted. Raises LabError, with the states that they are in."""
-        seen: dict[str, Node] = {}
+        seen: dict[str, SlurmNode] = {}
 
         def is_so() -> bool:
             seen.update(self.nodes())
@@ -211,7 +205,7 @@ class PowerSite:
         self.wait_for("every node ready", lambda nodes: all(node.states in READY for node in nodes.values()), 120)
 
 
-def is_up(node: Node) -> bool:
+def is_up(node: SlurmNode) -> bool:
     return node.states in READY or not node.states & (OFF | {"DOWN", "DRAIN", "NOT_RESPONDING"})
 
 

@@ -1,4 +1,4 @@
-"""What tests of the power programs look at."""
+"""Views of the power programs' work, for their tests."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def wait_for_states(site: Site, node: str, wanted: set[str], timeout_s: float) -
 
 
 def log_of_power(site: Site) -> str:
-    """What the programs wrote so far; "" before their first call."""
+    """Return the programs' output so far; "" before their first call."""
     return site.run("ctl", "root", "cat", site.power_log, check=False).stdout

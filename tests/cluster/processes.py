@@ -19,7 +19,7 @@ class LabError(RuntimeError):
 
 
 def tail(path: Path, lines: int = LOG_LINES) -> str:
-    """The end of a log under its name; "" where it is not there."""
+    """Return the end of a log under its name; "" without the file."""
     if not path.exists():
         return ""
     text = path.read_text(errors="replace").splitlines()[-lines:]
@@ -65,7 +65,7 @@ class Daemon:
             raise LabError(f"{self.name} ended with status {self._process.returncode}{tail(self.log)}")
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL. Does nothing where it has ended."""
+        """Send SIGTERM, then SIGKILL. Does nothing if it has ended."""
         if not self.is_running():
             return
         self._process.terminate()
@@ -77,7 +77,7 @@ class Daemon:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """What a process was started with; {} where it has gone or is not ours to read."""
+    """Return the environment that a process was started with; {} if it has gone or is not ours to read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -87,7 +87,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State letter and parent of a process; ("X", 0) where it has gone."""
+    """Return state letter and parent of a process; ("X", 0) if it has gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -105,7 +105,7 @@ def _ancestors() -> set[int]:
 
 
 def _is_of(root: Path, pid: int) -> bool:
-    """Whether a process is one of the lab's own, apart from those whose parent is."""
+    """Return True if a process is one of the lab's own, apart from those whose parent is."""
     env = _environment(pid)
     if env.get(MARK) == str(root):
         return True
@@ -122,8 +122,8 @@ def _is_of(root: Path, pid: int) -> bool:
 def lab_processes(root: Path) -> list[int]:
     """Living processes of the lab below `root`: its servers, the jobs of its users, and all that these started.
 
-    A server carries the mark; a job's environment is its user's, so it is known by the lab's SLURM_CONF beside
-    a job id (a person's shell with only SLURM_CONF is left alone) or by the slurmstepd above it.
+    A server carries the mark; a job's environment is its user's, so it is known by the lab's SLURM_CONF and a job id (a
+    person's shell with only SLURM_CONF is left alone) or by the slurmstepd above it.
     """
     stats = {int(entry.name): _stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     children: dict[int, list[int]] = {}

@@ -23,7 +23,7 @@ class Prometheus:
         self._daemon: Daemon | None = None
 
     def start(self) -> None:
-        """Returns when it answers. Raises LabError, with its log, where it does not."""
+        """Return when it answers. Raises LabError, with its log, if it does not."""
         self._folder.mkdir(exist_ok=True)
         conf = self._folder / "prometheus.yml"
         # honor_labels: the exporter's own labels win over Prometheus' job and instance.

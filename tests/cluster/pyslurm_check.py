@@ -1,4 +1,4 @@
-"""The contract of telemetry/slurm/backend.py, on a real pyslurm and the Slurm that it is built for.
+"""The contract of slurm/backend.py, on a real pyslurm and the Slurm that it is built for.
 
 As a command, on a host of a cluster, as root, SlurmUser or an Operator: pyslurm_check.py [--act JOB ...]. It reads;
 with --act it also sets the site factors of these pending jobs, and sets them back. Exit code 0: all is kept; 1: not;
@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from backend_contract import check_acting, check_reading
 
 from almanac.errors import AlmanacError, CommandError, ConfigError
-from telemetry.slurm.commands import SlurmCommands
-from telemetry.slurm.pyslurm_open import open_pyslurm
+from slurm.commands import SlurmCommands
+from slurm.pyslurm_backend import open_pyslurm
 
 NOTHING_CHECKED = 77
 

@@ -1,4 +1,4 @@
-"""Records what a real Slurm's accounting and queue say of jobs of every kind, as fixtures for the parsers.
+"""Record jobs of every kind as a real Slurm's accounting and queue print them, as fixtures for the parsers.
 
 usage: record_samples.py OUT [--steps]    starts a lab of its own (root), runs the recorder on it, and ends it
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import SlurmLab
 
-FIXTURES = Path(__file__).resolve().parents[1] / "telemetry/fixtures/slurm"
+FIXTURES = Path(__file__).resolve().parents[1] / "slurm/fixtures"
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Slurm's commands on a site's controller, as telemetry.slurm.commands runs them here."""
+"""Slurm's commands on a site's controller, as slurm.commands runs them here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sites import Site
 
 from almanac.errors import CommandError
-from telemetry.slurm.commands import Done, lost_error
+from slurm.commands import Done, lost_error
 
 ENV = {"LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 

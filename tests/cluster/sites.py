@@ -49,7 +49,7 @@ diff -rq "$kept/lua" "$lua" >/dev/null 2>&1 || {{ rm -rf "$lua" && cp -r "$kept/
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended. Bytes that are no UTF-8 are kept as surrogates."""
+    """Exit code and output of a command. Bytes that are not UTF-8 are kept as surrogates."""
 
     rc: int
     stdout: str
@@ -57,20 +57,20 @@ class Result:
 
 
 class Site(ABC):
-    """What every kind of site can do. Paths are those of the named host."""
+    """Abilities of every kind of site. Paths are those of the named host."""
 
     release: str
     """Slurm's, such as "22.05"."""
     etc_dir: str
-    """Where slurm.conf, job_submit.lua (on ctl) and cli_filter.lua (on login) lie."""
+    """Folder of slurm.conf, job_submit.lua (on ctl), and cli_filter.lua (on login)."""
     lua_dir: str
-    """Where almanac's Lua modules lie, on ctl and on login."""
+    """Folder of almanac's Lua modules, on ctl and on login."""
     advice_dir: str
     """The root of the advice files, on ctl and on login (what `hooks.advice_dir` is elsewhere)."""
     kept_dir: str
-    """Where keep() keeps what reset() restores, on the same hosts."""
+    """Folder in which keep() keeps what reset() restores, on the same hosts."""
     different_hosts: tuple[str, ...] = ("ctl", "login")
-    """Where hooks, modules and advice lie; one where both names are the same host."""
+    """Hosts with hooks, modules, and advice; only one if both names are the same host."""
     power_off: str = "almanac-power-off"
     """Slurm's SuspendProgram, on ctl."""
     power_log: str = "/var/log/slurm/power.jsonl"
@@ -88,7 +88,7 @@ class Site(ABC):
 
     @abstractmethod
     def restart_controller(self) -> None:
-        """Stops slurmctld and starts it again; returns when it answers. Raises LabError where it does not."""
+        """Stop slurmctld and start it again; return when it answers. Raises LabError if it does not."""
 
     @abstractmethod
     def stop_server(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Site(ABC):
         check: bool = True,
         timeout_s: float = 60,
     ) -> Result:
-        """Runs a command. Raises LabError, with what it said, where it fails and `check` is set."""
+        """Run a command. Raises LabError, with its output, if it fails and `check` is set."""
         text = None if stdin is None else stdin.encode(errors="surrogateescape")
         done = self.run_bytes(host, user, *argv, stdin=text, env=env, timeout_s=timeout_s)
         stdout, stderr = (part.decode(errors="surrogateescape") for part in (done.stdout, done.stderr))
@@ -188,7 +188,7 @@ class Site(ABC):
                 self.write(host, f"{self.kept_dir}/{name}", (PLAIN_SCRIPTS / name).read_bytes())
 
     def reset(self) -> None:
-        """What a test may have left: jobs, advice files, scripts and modules go back to the beginning."""
+        """Remove what a test may have left: jobs, advice files, scripts and modules go back to the beginning."""
         folders = (self.etc_dir, self.lua_dir, self.advice_dir, self.kept_dir)
         for host in self.different_hosts:
             self.run(host, "root", "sh", "-c", RESET, "sh", *folders)
@@ -214,12 +214,17 @@ class Site(ABC):
         return int(done.stdout.strip().split(";")[0])
 
     def job(self, job_id: int | str) -> dict[str, str]:
-        """What `scontrol show job` says of a job, by key; {} where the controller does not know it (any more).
+        """Return the fields of `scontrol show job`; {} if the controller does not know it (any more).
 
         Only for jobs whose names hold no spaces and no "=".
         """
         shown = self.run("ctl", "root", "scontrol", "-o", "show", "job", str(job_id), check=False).stdout
         return dict(part.split("=", 1) for part in shown.split() if "=" in part)
+
+    def wait_until_accounted(self, *job_ids: int) -> None:
+        """Wait until slurmdbd has the jobs. 22.05 that restarts before refuses their changes for over 20 s."""
+        listed = ["sacct", "-anPX", "-j", ",".join(map(str, job_ids)), "-o", "JobIDRaw"]
+        wait_until("slurmdbd", lambda: len(self.run("ctl", "root", *listed).stdout.split()) == len(job_ids), 30)
 
     def wait_for(self, job_id: int, state: str, timeout_s: float = 60) -> None:
         """Waits until a job is in a state, such as RUNNING, or COMPLETED. Raises LabError, with the state it is in."""

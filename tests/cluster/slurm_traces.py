@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 
 from almanac.config import Config
-from simulator.cluster import Cluster, NodeSet
+from simulator.cluster import Cluster, NodeGroup
+from simulator.comparison import make_policy
 from simulator.engine import simulate
-from simulator.policies.registry import make_policy
 from simulator.workload import make_workload
 
 GPUS = 4
 """GPUs of each node."""
-CLUSTER = Cluster((NodeSet(3, GPUS, partitions=("whole",)), NodeSet(1, GPUS, partitions=("parts",))))
+CLUSTER = Cluster((NodeGroup(3, GPUS, partitions=("whole",)), NodeGroup(1, GPUS, partitions=("parts",))))
 """Jobs in "whole" take whole nodes, and those in "parts" some GPUs of one node: placement cannot change the order."""
 PARTITIONS = {"whole": "n[1-3]", "parts": "n4"}
 LIMITS_MIN = (5, 30, 120, 480)
@@ -58,7 +58,7 @@ ON_SPARE = [
     SleepJob("parts", 0, 5, 1, 3, 30 * 60),
     SleepJob("parts", 0, 5, 1, 1, 480 * 60),
 ]
-"""The last job fits beside the second at any time, on the GPU that the second leaves free."""
+"""The last job fits next to the second at any time, on the GPU that the second leaves free."""
 
 
 def find_trace(policy: str, seed: int, partition: str, other: str) -> list[SleepJob]:

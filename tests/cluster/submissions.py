@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 BODY = "#!/bin/sh\n"
 FOLDER = "/tmp/almanac-live-and-record"
-"""Where scripts lie and submissions are typed."""
+"""Folder of the scripts, in which submissions are typed."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Submitted:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What follows sbatch; a script without a name comes from standard input."""
+        """Words that follow sbatch; a script without a name comes from standard input."""
         return (*self.options, self.file, *self.arguments) if self.file else self.options
 
     @property
@@ -144,7 +144,7 @@ NO_LIST = "accounting keeps the partition that a job ran in, and its submit line
 
 @dataclass(frozen=True)
 class Difference:
-    """Where what a path says of a submission is not what its record says. until: the last release of which it is so."""
+    """A difference between a path's view of a submission and its record. until: the last release with it."""
 
     case: str
     paths: tuple[str, ...]
@@ -156,7 +156,6 @@ class Difference:
 UNKEYED = ("het: in a script", "script: of 60 kB")
 SCRIPTED = tuple(name for name, case in SUBMISSIONS.items() if case.file and name not in UNKEYED)
 DIFFERENCES = (
-    Difference("nodes: a list", ("cli_filter",), ("gpu_count",), "cli_filter.lua counts no list, and says nothing"),
     Difference("nodes: a range", ("pending",), ("node_count",), "squeue names the most nodes, ReqTRES the fewest"),
     Difference("gpus: --gpus-per-socket", ("typed",), ("cpu_count",), "Slurm raises the CPUs to the sockets"),
     Difference("gpus: --gpus and per node", ("typed",), ("cpu_count",), "ReqCPUS counts the tasks of one node"),

@@ -97,7 +97,9 @@ def ingested(almanac: Almanac) -> Any:
 
 
 def calibrate_as_a_large_site(root: Path) -> None:
-    """What fourteen jobs can never support: margins of evidence of 5 to 7 runs, as a long record would give them."""
+    """Stand-ins for what fourteen jobs can never support: margins of evidence of 5 to 7 runs, as a long record would
+    give them.
+    """
     store = Store.open(root)
     (cluster_name,) = store.clusters()
     nothing = train(load_history(store.of(cluster_name)).head(0), Config(), 0)
@@ -123,17 +125,6 @@ def test_every_job_gets_its_own_peak_on_shared_nodes(
         assert peaks[job_id]["hbm_peak_mib"] == pytest.approx(60 * 1024, rel=0.1)
 
 
-def test_a_second_ingest_changes_nothing(almanac: Almanac, ingested: Any) -> None:
-    """Of the same span: scrapes that came later make the measured scrape interval, and so coverage, another."""
-    span = ("-S", "now-1hour", "-E", time.strftime("%Y-%m-%dT%H:%M:%S"))
-    almanac.json("ingest", *span, "--json")
-    before = almanac.json("jobs", "-a", "-n", "0", "--json")
-    again = almanac.json("ingest", *span, "--json")
-    assert again["sources"]["prometheus"]["written"]["telemetry"]["added"] == 0
-    assert again["sources"]["sacct"]["written"]["jobs"]["added"] == 0
-    assert almanac.json("jobs", "-a", "-n", "0", "--json") == before
-
-
 def test_the_smaller_tier_is_advised_to_the_user_whose_jobs_peaked_low(almanac: Almanac, ingested: Any) -> None:
     asked = ("--user", "alice", "--gpus=1", "-J", "train-bert-77", "-C", "gpu&hbm80g")
     advice = almanac.json("advise", "--json", *asked)
@@ -146,27 +137,9 @@ def test_the_smaller_tier_is_advised_to_the_user_whose_jobs_peaked_low(almanac: 
     assert "6 runs" in text
 
 
-def test_the_larger_tier_stays_with_the_user_who_needs_it(almanac: Almanac, ingested: Any) -> None:
-    script = "#!/bin/bash\n#SBATCH -J gpt-big-9 --gpus=1\n#SBATCH --constraint=gpu&hbm40g\nsrun train\n"
-    path = almanac.folder / "job.sh"
-    path.write_text(script)
-    right = almanac.json("advise", "--json", "--user", "bob", "-C", "gpu&hbm80g", str(path))
-    assert right["tier"]["tier"] == "hbm80g"
-    assert right["tier"]["is_change"] is False
-    wrong = almanac.json("advise", "--json", "--user", "bob", str(path))
-    assert wrong["tier"]["tier"] == "hbm80g"
-    assert wrong["tier"]["is_change"] is True
-
-
-def test_nothing_is_advised_to_a_stranger(almanac: Almanac, ingested: Any) -> None:
-    done = almanac.run("advise", "--user", "carol", "--gpus=1", "-C", "gpu&hbm80g", "-J", "first", ok=(10,))
-    assert "hbm40g" not in done.stdout
-    assert almanac.json("advise", "--json", "--user", "carol", "--gpus=1", ok=(10,))["tier"]["tier"] is None
-
-
 def test_a_user_may_not_look_at_another_users_jobs(almanac: Almanac, ingested: Any, cluster: Cluster) -> None:
     program = (
-        "import os, cli.jobs, cli.main\n"
+        "import difflib, os, cli.jobs, cli.main\n"  # nobody cannot import later from a folder of root
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"cli.main.main(['--store', {str(almanac.folder / 'store')!r}, 'jobs', '-u', 'bob'])\n"
     )
@@ -194,7 +167,7 @@ def test_doctor_finds_everything_in_order(almanac: Almanac, ingested: Any) -> No
     names = {finding["name"] for finding in findings}
     assert {"Slurm", "accounting", "Prometheus", "GPU counters", "store", "store files"} <= names
     (counters,) = [finding for finding in findings if finding["name"] == "GPU counters"]
-    assert counters["said"] == "16 GPUs on 4 hosts, scrape interval 1 s, 17 of 17 counters on all of them"
+    assert counters["said"] == "16 GPUs on 4 hosts, scrape interval 1 s, dcgm: 20 of 20 counters on all of them"
 
 
 def test_doctor_names_the_lines_of_slurm_conf_and_is_content_with_them(

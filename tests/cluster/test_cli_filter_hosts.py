@@ -16,7 +16,7 @@ from sites import Site
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECK = (ROOT / "slurm_hooks/nodes/almanac-cli-filter.sh").read_text()
+CHECK = (ROOT / "slurm_hooks/lua/almanac-cli-filter.sh").read_text()
 NODES = ("n1", "n2", "n3", "n4")
 JOB = """#!/bin/sh
 {conf}
@@ -30,7 +30,7 @@ exit 0
 
 
 class Bare:
-    """A Slurm whose node n1 has a slurm.conf without cli_filter.lua beside it (where all nodes are one host: for the
+    """A Slurm whose node n1 has a slurm.conf in a folder without cli_filter.lua (where all nodes are one host: for the
     jobs there), and doctor on the controller with a record of its own.
     """
 
@@ -43,7 +43,7 @@ class Bare:
         site.run("n1", "root", "sh", "-c", self.copy_conf)
 
     def job(self, node: str) -> str:
-        """What a job says that starts a step on the node and then looks whether it could."""
+        """Return the output of a job that starts a step on the node and then looks whether it could."""
         conf = f"export SLURM_CONF={self.folder}/slurm.conf" if node == "n1" else ""
         out = f"/tmp/almanac-{node}-{id(self)}"
         script = JOB.format(conf=conf, check=CHECK)
@@ -99,6 +99,6 @@ def test_a_node_without_it_fails_its_steps_and_doctor_says_so_until_it_is_mended
 def test_doctor_on_the_node_itself_fails(bare: Bare) -> None:
     env = {"SLURM_CONF": f"{bare.folder}/slurm.conf", "PYTHONPATH": str(ROOT)}
     program = "almanac" if bare.site.etc_dir == "/etc/slurm" else f"{shlex.quote(sys.executable)} -m cli.main"
-    said = bare.site.run("n1", "root", "sh", "-c", f"{program} doctor --node", env=env, check=False)
+    said = bare.site.run("n1", "root", "sh", "-c", f"{program} doctor --host filter", env=env, check=False)
     assert said.rc == 1
     assert "do not start" in said.stdout

@@ -40,17 +40,6 @@ def test_a_busy_gpu_stays_within_what_almanac_takes_for_possible(replayed: Trace
                 assert counter.low <= value <= counter.high, counter.column
 
 
-def test_memory_reaches_the_profiles_peak_within_eight_seconds_and_no_more(replayed: Trace) -> None:
-    used = [values["fb_used"] for values in busy_gpu(replayed, "n3", 60 * 1024, 60)]
-    assert used[0] < 20 * 1024
-    assert max(used[:8]) == max(used) == 60 * 1024
-
-
-def test_a_gpu_has_no_more_memory_than_it_has() -> None:
-    values = busy_gpu(generated_trace(), "n1", 60 * 1024, 5)[-1]
-    assert values["fb_used"] == round(Gpu("n1", 0).total_mib) and values["fb_free"] == pytest.approx(0, abs=1)
-
-
 def test_a_job_shows_no_default_memory_before_it_writes_its_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,16 +61,6 @@ def test_a_job_shows_no_default_memory_before_it_writes_its_profile(
             values.append(exporter.gpus[4 + gpu].values["fb_used"])
     assert max(used[0]) == 18 * 1024 and max(used[0][:10]) < 1024
     assert max(used[1][:20]) < 1024 and max(used[1]) == 20 * 1024
-
-
-def test_a_gpu_shared_by_two_jobs_has_a_series_of_each_and_an_idle_one_no_job_label(tmp_path: Path) -> None:
-    (tmp_path / "jobs/n2").mkdir(parents=True)
-    (tmp_path / "jobs/n2/3").write_text("11\n12\n")
-    (tmp_path / "profiles").mkdir()
-    lines = Exporter(tmp_path / "jobs", tmp_path / "profiles", generated_trace()).render().splitlines()
-    shared = [line for line in lines if line.startswith("DCGM_FI_DEV_FB_USED") and 'gpu="3"' in line and '"n2"' in line]
-    assert [line.split('hpc_job="')[1].split('"')[0] for line in shared] == ["11", "12"]
-    assert sum("DCGM_FI_DEV_FB_USED{" in line and "hpc_job" not in line for line in lines) == 15
 
 
 def mig_exporter(tmp_path: Path, *instances: tuple[int, str]) -> Exporter:
@@ -114,15 +93,3 @@ def test_a_mig_gpu_has_a_series_of_each_instance_with_its_own_memory(tmp_path: P
     assert [one.get("GPU_I_ID") for one, _ in shown(exporter, "DCGM_FI_PROF_SM_ACTIVE")][:3] == ["1", "5", None]
     assert [one["gpu"] for one, _ in shown(exporter, "DCGM_FI_DEV_GPU_UTIL") if one["Hostname"] == "n1"] == ["1"]
     assert len({one["UUID"] for one, _ in used[:2]}) == 1
-
-
-def test_a_new_layout_shows_at_the_next_tick_under_instance_ids_seen_before(tmp_path: Path) -> None:
-    exporter = mig_exporter(tmp_path, (5, "2g.10gb"))
-    (tmp_path / "jobs/n1/0.5").write_text("11\n")
-    exporter.tick()
-    before = exporter.gpus[1]
-    mig_exporter(tmp_path, (5, "1g.10gb"))
-    exporter.tick()
-    labels, _ = shown(exporter, "DCGM_FI_DEV_FB_USED")[0]
-    assert (labels["GPU_I_ID"], labels["GPU_I_PROFILE"]) == ("5", "1g.10gb")
-    assert exporter.gpus[1] is before

@@ -11,21 +11,20 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from advice_files import advice
+from advice_files import shown_advice
 from front_end import FrontEnd, ended
 from layout import GPUS_PER_NODE
 from mig_site import MigSite, mig_site
 from processes import wait_until
+from site_commands import SiteCommands
 from sites import Site
 
-from advisor.waits.view import TypeWait
-from almanac.config import Config
-from almanac.records import Duration, Request
+from advisor.types.decide import TypeRunTime, TypeWait
+from almanac.records import Duration, JobRequest
 from almanac.submit_config import GpuType
-from slurm_hooks.advice.times_file import PublishedTime, render_times
-from slurm_hooks.advice.waits import gather, read_live_queue
-from slurm_hooks.advice.waits_file import WaitsFile, render_waits
-from telemetry.slurm.command_backend import CommandBackend
+from slurm.backend import CommandBackend
+from slurm_hooks.advice.kinds import TIMES, WAITS, WaitsFile, times_file
+from slurm_hooks.advice.type_files import queue_waits, read_gpu_queue
 
 pytestmark = pytest.mark.cluster
 
@@ -38,27 +37,32 @@ def publish_types(front: FrontEnd, types: Sequence[GpuType], age_s: int = 0) -> 
     """alice's jobs take 3 h on a100 and 2 h on h100, where they would wait for 4 h."""
     now_s = int(time.time())
     site, folder = front.site, f"{front.site.advice_dir}/user"
-    waits = [
-        (16, TypeWait(name, wait_s, wait_s, wait_s, now_s - age_s))
-        for name, wait_s in (("a100", 300.0), ("h100", 14_400.0))
+    rows = [
+        TypeWait(name, wait_s, wait_s, wait_s, now_s - age_s) for name, wait_s in (("a100", 300.0), ("h100", 14_400.0))
     ]
+    waits, told = tuple((16, row) for row in rows), tuple((2, row) for row in rows)
     site.run("login", "root", "install", "-d", "-m", "0711", f"{folder}/_site")
-    site.write(
-        "login", f"{folder}/_site/waits", render_waits(WaitsFile(now_s - age_s, tuple(types), tuple(waits))), mode=0o444
-    )
+    file = WaitsFile(now_s - age_s, tuple(types), waits, told)
+    site.write("login", f"{folder}/_site/waits", WAITS.render(file), mode=0o444)
     times = (
-        PublishedTime("a100", 10_800.0, 10_000.0, 11_500.0, 14_000.0, 9, "own runs"),
-        PublishedTime("h100", 7_200.0, 6_500.0, 8_000.0, 9_000.0, 2, "own rates"),
+        TypeRunTime("a100", 10_800.0, 10_000.0, 11_500.0, 14_000.0, 9, "own runs"),
+        TypeRunTime("h100", 7_200.0, 6_500.0, 8_000.0, 9_000.0, 2, "own rates"),
     )
     families = {("train-bert-#", gpus): times for gpus in (1, 2, 4, 8)}
-    site.write("login", f"{folder}/{front.uid}/times", render_times(now_s + 3600, families), owner="alice", mode=0o400)
+    site.write(
+        "login",
+        f"{folder}/{front.uid}/times",
+        TIMES.render(times_file(now_s, now_s + 3600, families)),
+        owner="alice",
+        mode=0o400,
+    )
 
 
 @pytest.fixture(params=["filter", "wrapper"])
 def way(request: pytest.FixtureRequest, site: Site) -> Iterator[tuple[FrontEnd, str]]:
     """alice's terminal, and how she calls sbatch. No memory advice stands in the way."""
     front = FrontEnd(site)
-    front.publish(advice(prompt="ask"))
+    front.publish(shown_advice(prompt="ask"))
     if request.param == "filter":
         front.filter_on()
     yield front, "sbatch" if request.param == "filter" else front.wrapper
@@ -67,7 +71,7 @@ def way(request: pytest.FixtureRequest, site: Site) -> Iterator[tuple[FrontEnd, 
 
 
 def asked(site: Site, said: str) -> str:
-    """What the job that sbatch says it has submitted asks for, by any option."""
+    """Return the request of the job that sbatch names as submitted, by any option."""
     shown = site.job(re.findall(r"Submitted batch job (\d+)", said)[-1])
     names = ("TresPerJob", "TresPerNode", "TresPerTask", "Features")
     return " ".join(f"{name}={shown[name]}" for name in names if name in shown)
@@ -167,24 +171,22 @@ def test_waits_of_jobs_against_what_then_happened(site: Site) -> None:
     site.run("ctl", "root", "scancel", "--user=alice")
     wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.split(), 60)
 
-    def commands(argv: Sequence[str]) -> bytes:
-        return site.run("ctl", "root", *argv).stdout.encode()
+    commands = SiteCommands(site)
 
-    def durations(requests: Sequence[Request]) -> list[Duration | None]:
+    def durations(requests: Sequence[JobRequest]) -> list[Duration | None]:
         guessed = [float(request.job_name.partition("-")[2]) + 1 for request in requests]
         return [Duration(each, each, each, None, "name", 9, each * 0.7, each * 1.5) for each in guessed]
 
     # Half of the nodes are taken, so that a queue grows however slowly jobs come.
     taken = site.sbatch("bob", "-J", "wait-900", "-w", "n2,n4", "-N2", "--exclusive", script="#!/bin/sh\nsleep 900\n")
     site.wait_for(taken, "RUNNING")
-    nodes = CommandBackend(commands).nodes()  # type: ignore[arg-type]
-    config = Config(gpu_types=BY_FEATURE)
+    nodes = CommandBackend(commands).nodes()
     cluster = CommandBackend(commands).cluster()  # type: ignore[arg-type]
     estimates: dict[int, TypeWait] = {}
     for _ in range(NUMBER_OF_JOBS):
         gpus, kind = rng.choice((1, 1, 2, 4)), rng.choice(BY_FEATURE)
-        file = gather(read_live_queue(commands, cluster), nodes, durations, config, int(time.time())).file
-        wait = next(wait for wait in file.of_size(gpus, file.as_of_s) if wait.gpu_type == kind.name)
+        waits = queue_waits(read_gpu_queue(commands, cluster), nodes, durations, BY_FEATURE, int(time.time()))
+        wait = next(wait for size, wait in waits if size >= gpus and wait.gpu_type == kind.name)
         run_s = rng.choice((1, 2, 3))
         name = f"wait-{max(1, run_s + rng.choice((-1, 0, 0, 1)))}"
         words = ("-J", name, "-C", kind.constraint, f"--gpus={gpus}", "-N1", "-t", "1", "-o", "/dev/null")

@@ -1,4 +1,4 @@
-"""What `almanac install-hooks` writes, in a running Slurm: it is called, it does no harm without us, it goes again."""
+"""Files of `almanac install-hooks` in a running Slurm: called, harmless without us, and removed again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hooks(site: Site) -> Iterator[Site]:
 
 
 def install_hooks(site: Site, host: str, *options: str, check: bool = True) -> Result:
-    """As root, by the package's command where it is installed, else by this tree's."""
+    """Run as root, by the package's command if installed, else by this tree's."""
     has_package = site.run(host, "root", "test", "-x", "/usr/bin/almanac", check=False).rc == 0
     program = ["/usr/bin/almanac"] if has_package else [sys.executable, "-m", "cli.main"]
     places = ["--prefix", site.etc_dir, "--lua-dir", site.lua_dir]
@@ -55,17 +55,17 @@ def install_hooks(site: Site, host: str, *options: str, check: bool = True) -> R
 
 def test_the_line_is_called_and_goes_again_without_a_trace(hooks: Site) -> None:
     hooks.hook("job_submit", OWN_SUBMIT)
-    shown = install_hooks(hooks, "ctl", "--job-submit")
+    shown = install_hooks(hooks, "ctl", "job-submit")
     path = f"{hooks.etc_dir}/job_submit.lua"
     assert "Nothing was written" in shown.stdout
     assert hooks.read("ctl", path).decode() == OWN_SUBMIT
-    install_hooks(hooks, "ctl", "--job-submit", "--yes")
+    install_hooks(hooks, "ctl", "job-submit", "--yes")
     hooks.write("ctl", f"{hooks.lua_dir}/job_submit.lua", SUBMIT_PROBE.encode())
     uid = hooks.run("ctl", "alice", "id", "-u").stdout.strip()
     shown_job = hooks.run("ctl", "root", "scontrol", "-o", "show", "job", str(hooks.sbatch("alice"))).stdout
     assert f"AdminComment=submitted by {uid}" in shown_job
     assert hooks.run("login", "alice", "sbatch", "-J", "refused", "--wrap", "true", check=False).rc != 0
-    install_hooks(hooks, "ctl", "--job-submit", "--remove", "--yes")
+    install_hooks(hooks, "ctl", "job-submit", "--remove", "--yes")
     assert hooks.read("ctl", path).decode() == OWN_SUBMIT
     assert "AdminComment" not in hooks.job(hooks.sbatch("alice"))
 
@@ -73,8 +73,8 @@ def test_the_line_is_called_and_goes_again_without_a_trace(hooks: Site) -> None:
 def test_with_the_package_purged_and_the_line_left_slurmctld_starts_and_takes_jobs(hooks: Site) -> None:
     hooks.hook("job_submit", OWN_SUBMIT)
     hooks.hook("cli_filter", OWN_FILTER)
-    install_hooks(hooks, "ctl", "--job-submit", "--yes")
-    install_hooks(hooks, "login", "--cli-filter", "--yes")
+    install_hooks(hooks, "ctl", "job-submit", "--yes")
+    install_hooks(hooks, "login", "cli-filter", "--yes")
     for host in ("ctl", "login"):
         hooks.remove(host, hooks.lua_dir)
     hooks.restart_controller()
@@ -83,10 +83,10 @@ def test_with_the_package_purged_and_the_line_left_slurmctld_starts_and_takes_jo
 
 def test_a_filter_in_one_line_is_called(hooks: Site) -> None:
     hooks.hook("cli_filter", OWN_FILTER)
-    install_hooks(hooks, "login", "--cli-filter", "--yes")
+    install_hooks(hooks, "login", "cli-filter", "--yes")
     hooks.write("login", f"{hooks.lua_dir}/cli_filter.lua", FILTER_PROBE.encode())
     assert hooks.job(hooks.sbatch("alice"))["Comment"] == "filtered"
-    install_hooks(hooks, "login", "--cli-filter", "--remove", "--yes")
+    install_hooks(hooks, "login", "cli-filter", "--remove", "--yes")
     assert hooks.read("login", f"{hooks.etc_dir}/cli_filter.lua").decode() == OWN_FILTER
 
 
@@ -100,7 +100,7 @@ def test_stand_alone_scripts_serve_a_site_without_its_own_and_stay_while_slurm_c
     job = hooks.job(hooks.sbatch("bob"))
     assert job["Comment"] == "filtered"
     assert job["AdminComment"] == "submitted"
-    refused = install_hooks(hooks, "ctl", "--job-submit", "--remove", "--yes", check=False)
+    refused = install_hooks(hooks, "ctl", "job-submit", "--remove", "--yes", check=False)
     assert refused.rc == 3
     assert "JobSubmitPlugins" in refused.stderr
     assert b"stand-alone script" in hooks.read("ctl", f"{hooks.etc_dir}/job_submit.lua")

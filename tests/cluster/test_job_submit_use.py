@@ -13,7 +13,7 @@ from sites import Site
 from test_job_submit import BERT, SITE_ROWS, busy, logged, site_factor_of, submit
 
 from almanac.names import name_key
-from slurm_hooks.advice.file import Row
+from slurm_hooks.advice.file import AdviceRow
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
 
 @pytest.mark.every_release
 def test_each_component_of_a_het_job_has_its_own_site_factor(busy: Site) -> None:
-    publish(busy, uid_of(busy, "alice"), advice(BERT, Row("G", 1800, 8476, gpus=1)))
+    publish(busy, uid_of(busy, "alice"), advice(BERT, AdviceRow("G", 1800, 8476, gpus=1)))
     hook_on(busy)
     since = len(busy.controller_log())
     options = ("-J", "train-bert-1", "--gpus=4", ":", "-J", "small", "--gpus=1", ":", "-n1")
@@ -116,7 +116,7 @@ REQUESTS = [
 
 @pytest.mark.every_release
 def test_gpus_are_counted_as_slurm_gives_them(site: Site) -> None:
-    publish(site, "_site", advice(Row("U", 3000, 0), mode="observe"))
+    publish(site, "_site", advice(AdviceRow("U", 3000, 0), mode="observe"))
     hook_on(site)
     since = len(site.controller_log())
     jobs = {options: site.sbatch("alice", *options, script="#!/bin/sh\n") for options in REQUESTS}

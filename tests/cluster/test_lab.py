@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,6 @@ from lab import SlurmLab
 from layout import NODES
 from processes import LabError, describe, lab_processes, wait_until
 from testbed import Cluster
-
-from telemetry.counters import COUNTERS
-from telemetry.sources.exporters import presets
 
 pytestmark = pytest.mark.cluster
 FB_USED = "DCGM_FI_DEV_FB_USED"
@@ -63,58 +59,14 @@ def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
     ), 20)  # fmt: skip
 
 
-def test_jobs_share_a_node_on_different_gpus(cluster: Cluster) -> None:
-    jobs = [cluster.train(user, "-w", "n1", "--gres=gpu:2", seconds=5) for user in ("alice", "bob")]
-    for job in jobs:
-        cluster.lab.wait_for_state(job, "RUNNING")
-    wait_until("both jobs at the exporter", lambda: all(len(busy_gpus(cluster, job)) == 2 for job in jobs), 10)
-    assert not busy_gpus(cluster, jobs[0]) & busy_gpus(cluster, jobs[1])
-    cluster.lab.wait_for_jobs(*jobs)
-
-
 def test_a_job_of_two_nodes_has_a_prolog_record_of_each(cluster: Cluster) -> None:
     job = cluster.train("bob", "-N", "2", "--gpus-per-node=1", seconds=1)
     cluster.lab.wait_for_jobs(job)
     assert len({record["host"] for record in cluster.prolog_records(job)}) == 2
 
 
-def test_the_exporter_has_every_counter_that_almanac_reads(cluster: Cluster) -> None:
-    shown = {series.metric for series in cluster.scrape()}
-    assert {presets()["dcgm"].main(counter.column).name for counter in COUNTERS} <= shown
-
-
-def test_energy_is_the_integral_of_power(cluster: Cluster) -> None:
-    job = cluster.train("alice", "--gpus=1", "-w", "n2", seconds=8)
-    cluster.lab.wait_for_jobs(job)
-
-    def samples(metric: str) -> list[tuple[float, float]]:
-        [series] = cluster.prometheus.query(f'{metric}{{hpc_job="{job}"}}[10m]')
-        return [(float(time_s), float(value)) for time_s, value in series["values"]]
-
-    energy_mj = samples("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
-    power_w = samples("DCGM_FI_DEV_POWER_USAGE")
-    trapezia_j = [(later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in itertools.pairwise(power_w)]
-    # Samples are a second apart and the replayed power swings within it.
-    assert (energy_mj[-1][1] - energy_mj[0][1]) / 1000 == pytest.approx(sum(trapezia_j), rel=0.25)
-
-
-def test_prometheus_keeps_its_data_over_a_stop(cluster: Cluster) -> None:
-    def samples() -> int:
-        found = cluster.prometheus.query(f'count_over_time({FB_USED}{{Hostname="n1",gpu="0"}}[1h])')
-        return sum(int(one["value"][1]) for one in found)
-
-    wait_until("some samples", lambda: samples() > 2, 20)
-    before = samples()
-    cluster.prometheus.stop()
-    with pytest.raises(OSError):
-        samples()
-    cluster.prometheus.start()
-    assert samples() >= before
-    wait_until("new samples", lambda: samples() > before, 20)
-
-
 def users_of(folder: Path) -> list[str]:
-    """What works in `folder` or holds a file of it open, looked for in another way than the lab's own."""
+    """Find processes that work in `folder` or hold a file of it open, in another way than the lab's own."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

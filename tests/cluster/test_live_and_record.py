@@ -28,26 +28,27 @@ from site_commands import SiteCommands
 from sites import Site
 from submissions import DIFFERENCES, FOLDER, SCRIPTED, SUBMISSIONS, Submitted, submitting
 
-from advisor.decisions.memory import decide_memory
-from advisor.duration.features import Submission, submission_of, submissions
-from advisor.evaluation.recorded import recorded_requests
-from advisor.evaluation.replay import replay_durations
+from advisor.duration.features import SubmittedJob, submission_of, submissions
+from advisor.duration.replay import recorded_requests, replay_durations
 from advisor.explain import to_json
 from advisor.memory.calibration import Calibration, Margins
+from advisor.memory.decide import decide_memory
 from advisor.memory.peak_store import replay_peaks
 from advisor.service import Trained, advise_many, train
 from almanac.config import Config, Slurm, Tier
 from almanac.names import SCRIPT_PREFIX, is_family
-from almanac.records import Advice, Counts, Request
+from almanac.records import Advice, JobRequest
 from almanac.tiers import requested_tier
-from slurm_hooks.advice.file import FAMILY, Row
+from slurm.accounting import probe_accounting
+from slurm.nodes import with_defaults
+from slurm.queue import parse_queue
+from slurm.queued_job import QueuedJob
+from slurm.sbatch import parse_submission
+from slurm_hooks.advice.file import FAMILY, AdviceRow
 from slurm_hooks.advice.rows import user_rows
+from slurm_hooks.submit import prompt
 from telemetry.history import load_history
-from telemetry.slurm.backend import PendingJob
-from telemetry.slurm.defaults import with_defaults
-from telemetry.slurm.queue_json import pending_jobs
-from telemetry.slurm.sbatch import parse_submission
-from telemetry.sources.sacct import SacctSource, probe_accounting
+from telemetry.sources.sacct import SacctSource
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -62,16 +63,14 @@ end
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-# What cli_filter.lua looks up, without the terminal on which it would say it.
+# What cli_filter.lua tells almanac-prompt, without the terminal on which it would be asked.
 CLI_FILTER = """
 function slurm_cli_setup_defaults(options, early_pass) return slurm.SUCCESS end
 function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
 function slurm_cli_pre_submit(options, offset)
     pcall(function()
-        local almanac, dialogue = dofile("{lua}/almanac.lua"), dofile("{lua}/dialogue.lua")
-        local request = almanac.request_of_options(options)
         local file = io.open("{folder}/seen-" .. os.getenv("ALMANAC_CASE"), "a")
-        file:write(almanac.job_key(dialogue.job_name(options)), "\\t", tostring(request.gpu_count), "\\n")
+        file:write(dofile("{lua}/cli_filter.lua").submission(options, offset, ""), "\\n")
         file:close()
     end)
     return slurm.SUCCESS
@@ -91,18 +90,18 @@ TIER_KINDS = {
 class Component:
     """A submission, or a part of a heterogeneous one, as each path saw it.
 
-    job_submit, cli_filter: name key and number of GPUs; job_submit: None where it looked nothing up. typed: by kind of
+    job_submit, cli_filter: name key and number of GPUs; job_submit: None if it looked nothing up. typed: by kind of
     tiers, as sbatch-almanac and `almanac advise` read it; None of later parts. pending: as `almanac reprioritize` does.
     records: rows of the jobs table, several of an array.
     """
 
     job_submit: tuple[str, str] | None
     cli_filter: tuple[str, str]
-    typed: Mapping[str, Request] | None
-    pending: PendingJob
+    typed: Mapping[str, JobRequest] | None
+    pending: QueuedJob
     records: tuple[dict[str, Any], ...]
 
-    def requests(self, tiers: str = "constraint") -> dict[str, Request]:
+    def requests(self, tiers: str = "constraint") -> dict[str, JobRequest]:
         return {"pending": self.pending.request()} | ({"typed": self.typed[tiers]} if self.typed else {})
 
 
@@ -122,7 +121,7 @@ _LIVED: dict[int, Lived] = {}
 
 @pytest.fixture
 def lived(site: Site, tmp_path: Path) -> Lived:
-    """What became of SUBMISSIONS, submitted to each site once."""
+    """Outcomes of SUBMISSIONS, submitted to each site once."""
     if id(site) not in _LIVED:
         _LIVED[id(site)] = live(site, tmp_path)
     return _LIVED[id(site)]
@@ -132,7 +131,7 @@ def live(site: Site, root: Path) -> Lived:
     cases = {name: case for name, case in SUBMISSIONS.items() if case.since <= site.release}
     commands = remembered(SiteCommands(site))
     cluster = probe_accounting(SiteCommands(site)).cluster
-    publish(site, uid_of(site, "alice"), advice(Row("U", 3600, 0), mode="observe"))
+    publish(site, uid_of(site, "alice"), advice(AdviceRow("U", 3600, 0), mode="observe"))
     site.hook("job_submit", JOB_SUBMIT.format(line=guarded_line(site)))
     site.hook("cli_filter", CLI_FILTER.format(lua=site.lua_dir, folder=FOLDER))
     site.remove("login", FOLDER)
@@ -143,7 +142,7 @@ def live(site: Site, root: Path) -> Lived:
         said = [line.split(";")[0] for line in done.stdout.decode(errors="replace").splitlines()]
         assert {name: line for name, line in zip(cases, said, strict=True) if not line.isdecimal()} == {}
         jobs = dict(zip(cases, map(int, said), strict=True))
-        pending = pending_jobs(SiteCommands(site)(["squeue", "-a", "--json"]), cluster, Counts())
+        pending = parse_queue(SiteCommands(site)(["squeue", "-a", "--json"]), cluster).waiting().jobs
         hooked = [HOOK_LINE.search(part) for part in site.controller_log()[since:].split(MARK)[1:]]
     filtered = site.run("login", "root", "sh", "-c", f"cd {FOLDER} && cat $(ls -v | grep ^seen-)").stdout.splitlines()
     wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 90)
@@ -155,10 +154,9 @@ def live(site: Site, root: Path) -> Lived:
         for offset, job in enumerate(own):
             line, seen = next(parts)
             records = [row for row in tables["constraint"] if is_of(row, job)]
-            key, gpus = seen.split("\t")
             components[f"{name} +{offset}" if offset else name] = Component(
                 job_submit=(line[2], line[1]) if line else None,
-                cli_filter=(key, gpus),
+                cli_filter=told_by_filter(seen),
                 typed=None if offset else typed,
                 pending=job,
                 records=tuple(records),
@@ -169,6 +167,12 @@ def live(site: Site, root: Path) -> Lived:
         history_of(Store.create(root / "store"), cluster, tables["constraint"]),
         {kind: {row["job_id"]: row["tier"] for row in rows} for kind, rows in tables.items()},
     )
+
+
+def told_by_filter(seen: str) -> tuple[str, str]:
+    """Name key and number of GPUs, as almanac-prompt reads them."""
+    request = prompt.submission_of(prompt.parse_told(seen.encode()), 0).request
+    return request.name_key, str(request.gpu_count)
 
 
 @contextmanager
@@ -204,7 +208,7 @@ def ended_records(site: Site, cluster: str, jobs: Collection[int], tiers: Sequen
     return rows
 
 
-def is_of(row: Mapping[str, Any], job: PendingJob) -> bool:
+def is_of(row: Mapping[str, Any], job: QueuedJob) -> bool:
     if job.array_job_id is not None:
         return bool(row["array_job_id"] == job.array_job_id)
     return bool(row["job_id"] == job.job_id)
@@ -212,7 +216,7 @@ def is_of(row: Mapping[str, Any], job: PendingJob) -> bool:
 
 def request_of(
     case: Submitted, cluster: str, tiers: Sequence[Tier], commands: Callable[[Sequence[str]], bytes]
-) -> Request:
+) -> JobRequest:
     """As `almanac advise` has it."""
     argv = case.argv if case.file or case.is_wrapped else (*case.argv, "-")
     submission = parse_submission(argv, case.env, lambda _: case.script)
@@ -234,7 +238,7 @@ def history_of(store: Store, cluster: str, rows: Sequence[dict[str, Any]]) -> pd
     return load_history(store.of(cluster), running=True)
 
 
-def recorded(lived: Lived, component: Component) -> list[Submission]:
+def recorded(lived: Lived, component: Component) -> list[SubmittedJob]:
     """The component's rows of the history; [] without GPUs."""
     ids = {row["job_id"] for row in component.records}
     own = lived.history[lived.history["job_id"].isin(ids)]
@@ -242,7 +246,7 @@ def recorded(lived: Lived, component: Component) -> list[Submission]:
 
 
 def said_of(lived: Lived, component: Component) -> Iterator[tuple[str, str, object, object]]:
-    """Path, field, what the path says of it, and what the record does."""
+    """Yield path, field, the path's value, and the record's."""
     ids = {row["job_id"] for row in component.records}
     jobs = recorded(lived, component)
     row = component.records[0]
@@ -271,7 +275,7 @@ def without_script(key: str) -> str:
 
 
 def exceptions(site: Site) -> dict[tuple[str, str, str], str]:
-    """Why, by case, path and field."""
+    """Reasons by case, path, and field."""
     here = (each for each in DIFFERENCES if site.release <= each.until)
     return {(each.case, path, name): each.why for each in here for path in each.paths for name in each.fields}
 
@@ -357,7 +361,7 @@ def submitted_again(history: pd.DataFrame, component: Component, now_s: int) -> 
 def replayed_advice(
     history: pd.DataFrame, again: Iterable[pd.DataFrame], trained: Trained, config: Config, now_s: int
 ) -> list[dict[str, Any]]:
-    """What back-tests replay of each job that comes after the history: its evidence, and what its user ran before."""
+    """Replay each job that comes after the history as back-tests do: its evidence, and its user's earlier runs."""
     jobs = pd.concat(again, ignore_index=True)
     requests = recorded_requests(jobs, config.tiers)
     rolling_s = replay_durations(pd.concat([history, jobs], ignore_index=True)).rolling_s[len(history) :]

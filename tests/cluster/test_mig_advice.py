@@ -1,4 +1,4 @@
-"""A MIG slice that almanac advises, with a real Slurm: what is submitted, and where it runs."""
+"""A MIG slice that almanac advises, with a real Slurm: the submission, and the node that runs it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from advice_files import advice, family, hook_on, publish
+from advice_files import advice, family, hook_on, publish, shown_advice
 from front_end import FrontEnd, ended
 from mig_site import MigSite, mig_site
 from sites import Site
 
 from almanac.config import Tier
-from telemetry.slurm.gpu_types import partition_gpus, tiers_now
+from slurm.nodes import partition_gpus, tiers_now
 
 pytestmark = pytest.mark.cluster
 
@@ -60,7 +60,7 @@ def mig(sliced: MigSite, site: Site) -> MigSite:
 def way(request: pytest.FixtureRequest, mig: MigSite) -> Iterator[tuple[FrontEnd, str]]:
     """alice's terminal, and how she calls sbatch."""
     front = FrontEnd(mig.site)
-    front.publish(advice(*ROWS, prompt="ask", tiers=TIERS))
+    front.publish(shown_advice(*ROWS, prompt="ask", tiers=TIERS))
     if request.param == "filter":
         front.filter_on()
     yield front, "sbatch" if request.param == "filter" else front.wrapper
@@ -68,7 +68,7 @@ def way(request: pytest.FixtureRequest, mig: MigSite) -> Iterator[tuple[FrontEnd
 
 
 def asked(site: Site, said: str) -> str:
-    """What the job that sbatch says it has submitted asks for, by any option."""
+    """Return the request of the job that sbatch names as submitted, by any option."""
     shown = site.job(re.findall(r"Submitted batch job (\d+)", said)[-1])
     return " ".join(f"{name}={shown[name]}" for name in ("TresPerJob", "TresPerNode", "TresPerTask") if name in shown)
 

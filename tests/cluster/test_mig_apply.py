@@ -7,20 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mig_apply_site import MigApply, mig_apply_site
+from mig_apply_site import GRES, HALVES, ONES, SLEEP, WHOLE, MigApply, mig_apply_site
 from mig_site import BAD, MigSite, mig_site
 from processes import wait_until
 from sites import Site
 
-from slurm_hooks.mig.layouts import Layout, gpu_types
+from slurm_hooks.mig.layouts import Layout
 
 pytestmark = pytest.mark.cluster
 
-WHOLE: Layout = (("gpu",),) * 4
-ONES: Layout = (("1g",) * 7, *WHOLE[1:])
-HALVES: Layout = (("3g", "4g"), *WHOLE[1:])
-GRES = {WHOLE: "gpu:a100:4", ONES: "gpu:1g.5gb:7,gpu:a100:3", HALVES: "gpu:3g.20gb:1,gpu:4g.20gb:1,gpu:a100:3"}
-SLEEP = "#!/bin/sh\nsleep {}\n"
 KILLS = 25
 
 
@@ -42,13 +37,6 @@ def mig(_mig: MigSite, site: Site, tmp_path: Path, capsys: pytest.CaptureFixture
         yield made
 
 
-def assert_consistent(mig: MigApply) -> None:
-    """A node in service has in Slurm what its GPUs are."""
-    node = mig.mig.node("n1")
-    if "DRAIN" not in node["State"]:
-        assert gpu_types(node["Gres"]) == gpu_types(mig.mig.fake("n1", "gres")), node
-
-
 @pytest.mark.every_release
 def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: pytest.CaptureFixture[str]) -> None:
     site = mig.mig.site
@@ -60,7 +48,7 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     assert all(len(line) <= 80 for line in planned.splitlines())
     assert mig.lines() == []
     began = time.monotonic()
-    done = mig.said("apply")
+    done = mig.said("plan", "--apply")
     took_s = time.monotonic() - began
     assert "n1: done" in done
     assert [line["what"] for line in mig.lines()] == [
@@ -74,7 +62,7 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     assert (site.job(elsewhere)["JobState"], site.job(elsewhere)["Restarts"]) == ("RUNNING", "0")
     with capsys.disabled():
         first = mig.lines()[0]["time_s"]
-        steps = "".join(f"  +{row['time_s'] - first:2d} s {row['what']}: {row['why']}\n" for row in mig.lines())
+        steps = "".join(f"  +{row['time_s'] - first:2d} s {row['what']}: {row['reason']}\n" for row in mig.lines())
         print(f"\n--- Slurm {site.release}\n$ almanac mig plan\n{planned}$ almanac mig apply   # {took_s:.1f} s")
         print(f"{done}{steps}")
 
@@ -86,7 +74,7 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     waiting = site.sbatch("alice", "--gres=gpu:1g.5gb:1", "-H", script=SLEEP.format(1))
     mig.forget_the_day()
     mig.wanted = {"n1": HALVES}
-    [refused] = mig("apply")["outcomes"]
+    [refused] = mig("plan", "--apply")["outcomes"]
     assert refused["what"] == "refused" and "1g.5gb, which jobs ask for" in refused["why"], refused
     assert site.job(waiting)["Reason"] == "JobHeldUser"
 
@@ -114,7 +102,7 @@ def test_a_busy_node_takes_no_more_jobs_and_changes_when_its_last_one_has_ended(
     wait_until("the end of the job", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout, 30)
     assert mig.apply() == {"n1": "done"}
     assert mig.mig.node("n1")["Gres"] == GRES[HALVES]
-    assert_consistent(mig)
+    mig.check()
 
 
 def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not(mig: MigApply) -> None:
@@ -124,10 +112,10 @@ def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not
     held = site.sbatch("alice", "-H", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
     mig.mig.layout("n1", {"3g.20gb": 1, "4g.20gb": 1}, None, None, None)  # by hand, against all advice
     wait_until("BadConstraints", lambda: site.job(stuck)["Reason"] == "BadConstraints", 30)
-    seen = mig("apply")
+    seen = mig("plan", "--apply")
     assert (seen["released"], seen["still_stuck"]) == ([], [str(stuck)])
     mig.wanted = {"n1": ONES}
-    seen = mig("apply")
+    seen = mig("plan", "--apply")
     assert [each["what"] for each in seen["outcomes"]] == ["done"]
     assert seen["released"] == [str(stuck)]
     site.wait_for(stuck, "COMPLETED", 30)
@@ -166,7 +154,7 @@ def test_a_node_that_fails_stays_drained_with_a_reason_and_can_be_taken_up_again
     wait_until("the hanging command to end", lambda: not _is_running(mig), 20)
     mig.said("retry", "n1")
     assert "DRAIN" not in mig.mig.node("n1")["State"]
-    assert_consistent(mig)
+    mig.check()
     mig.wanted = {}
     mig.forget_the_day()
 
@@ -180,22 +168,7 @@ def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
     site = mig.mig.site
     running = site.sbatch("alice", "-w", "n2", "--gres=gpu:a100:1", script=SLEEP.format(900))
     site.wait_for(running, "RUNNING")
-    kills, at = 0, 0
-    layouts = [HALVES, ONES]
-    while kills < KILLS:
-        mig.forget_the_day()
-        mig.wanted = {"n1": layouts[0]}
-        layouts.reverse()
-        for _ in range(20):
-            at = at % 6 + 1
-            if not mig.killed_apply(at):
-                break
-            kills += 1
-            assert_consistent(mig)
-        mig.kill_at = 0
-        assert set(mig.apply().values()) <= {"done"}
-        assert mig.mig.node("n1")["Gres"] == GRES[mig.wanted["n1"]]
-        assert_consistent(mig)
+    mig.kill_again_and_again(KILLS, [HALVES, ONES], 6)
     job = site.job(running)
     assert (job["JobState"], job["Restarts"]) == ("RUNNING", "0")
 
@@ -211,8 +184,8 @@ def test_changes_under_load_abort_no_job(mig: MigApply) -> None:
         mig.forget_the_day()
         while "done" not in mig.apply().values():
             assert time.monotonic() < deadline, f"{changes} changes"
-            assert_consistent(mig)
-        assert_consistent(mig)
+            mig.check()
+        mig.check()
     for job in jobs:
         site.wait_for(job, "COMPLETED", 60)
         assert site.job(job)["Restarts"] == "0"

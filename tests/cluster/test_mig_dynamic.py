@@ -7,21 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mig_apply_site import MigApply, mig_apply_site
+from mig_apply_site import GRES, HALVES, SLEEP, WHOLE, MigApply, mig_apply_site
 from mig_dynamic_site import DynamicMigSite, dynamic_mig_site
 from mig_site import BAD
 from processes import wait_until
 from sites import Site
 
-from slurm_hooks.mig.layouts import Layout, gpu_types
-
 pytestmark = pytest.mark.cluster
 
-WHOLE: Layout = (("gpu",),) * 4
-ONES: Layout = (("1g",) * 7, *WHOLE[1:])
-HALVES: Layout = (("3g", "4g"), *WHOLE[1:])
-GRES = {WHOLE: "gpu:a100:4", ONES: "gpu:1g.5gb:7,gpu:a100:3", HALVES: "gpu:3g.20gb:1,gpu:4g.20gb:1,gpu:a100:3"}
-SLEEP = "#!/bin/sh\nsleep {}\n"
 KILLS = 8
 
 
@@ -46,13 +39,6 @@ def reason(mig: MigApply) -> str:
     return mig.mig.site.run("ctl", "root", "scontrol", "show", "node", "n1").stdout.partition("Reason=")[2]
 
 
-def assert_consistent(mig: MigApply) -> None:
-    """A node that takes jobs has in Slurm what its GPUs are."""
-    node = mig.mig.node("n1")
-    if node and "DRAIN" not in node["State"]:
-        assert gpu_types(node["Gres"]) == gpu_types(mig.mig.fake("n1", "gres")), node
-
-
 @pytest.mark.every_release
 def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs of the new type start, and a job elsewhere lives on."""
@@ -62,7 +48,7 @@ def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: 
     site.wait_for(elsewhere, "RUNNING")
     begin = site.sbatch("alice", "-w", "n1", "--gres=gpu:a100:1", "-H", script=SLEEP.format(1))
     mig.wanted = {"n1": HALVES}
-    done = mig.said("apply")
+    done = mig.said("plan", "--apply")
     assert "n1: done" in done
     assert [line["what"] for line in mig.lines()] == [
         "drain", "apply", "write gres", "delete", "register", "drain", "settle", "verify", "resume", "done"
@@ -77,7 +63,7 @@ def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: 
     assert (site.job(elsewhere)["JobState"], site.job(elsewhere)["Restarts"]) == ("RUNNING", "0")
     with capsys.disabled():
         first = mig.lines()[0]["time_s"]
-        steps = "".join(f"      +{row['time_s'] - first:2d} s {row['what']}: {row['why']}\n" for row in mig.lines())
+        steps = "".join(f"      +{row['time_s'] - first:2d} s {row['what']}: {row['reason']}\n" for row in mig.lines())
         print(f"\n--- Slurm {site.release}, a dynamic node\n$ almanac mig apply\n{done}{steps}")
 
 
@@ -95,7 +81,7 @@ def test_slurm_deletes_no_busy_node_and_almanac_no_reserved_one(mig: MigApply) -
     create = ("reservationname=later", "nodes=n1", "starttime=now+20days", "duration=60", "users=root")
     site.run("ctl", "root", "scontrol", "create", "reservation", *create)
     try:
-        [outcome] = mig("apply")["outcomes"]
+        [outcome] = mig("plan", "--apply")["outcomes"]
         assert (outcome["what"], "reserved" in outcome["why"]) == ("refused", True), outcome
     finally:
         site.run("ctl", "root", "scontrol", "delete", "reservationname=later")
@@ -116,7 +102,7 @@ def test_a_slurmd_that_does_not_start_leaves_the_node_out_of_service_until_it_is
     assert mig.apply(code=5) == {"n1": "failed"}, "and nothing is tried again by itself"
     mig.said("retry", "n1", "--old")
     assert mig.mig.node("n1")["Gres"] == GRES[WHOLE]
-    assert_consistent(mig)
+    mig.check()
 
 
 def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
@@ -124,22 +110,7 @@ def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
     site = mig.mig.site
     running = site.sbatch("alice", "-w", "n2", "--gres=gpu:a100:1", script=SLEEP.format(900))
     site.wait_for(running, "RUNNING")
-    kills, at, layouts = 0, 0, [HALVES, WHOLE]
-    while kills < KILLS:
-        mig.forget_the_day()
-        mig.wanted = {"n1": layouts[0]}
-        layouts.reverse()
-        for _ in range(20):
-            at = at % 8 + 1
-            if not mig.killed_apply(at):
-                break
-            kills += 1
-            assert_consistent(mig)
-        mig.kill_at = 0
-        outcomes = mig("apply")["outcomes"]
-        assert {each["what"] for each in outcomes} <= {"done"}, (outcomes, mig.mig.node("n1"), mig.lines()[-3:])
-        assert mig.mig.node("n1")["Gres"] == GRES[mig.wanted["n1"]]
-        assert_consistent(mig)
+    mig.kill_again_and_again(KILLS, [HALVES, WHOLE], 8)
     waiting = site.sbatch("alice", "-w", "n1", "--gres=gpu:a100:1", script=SLEEP.format(1))
     site.wait_for(waiting, "COMPLETED", 30)
     assert (site.job(running)["JobState"], site.job(running)["Restarts"]) == ("RUNNING", "0")

@@ -1,4 +1,4 @@
-"""What almanac relies on in Slurm when a node's MIG layout changes, on every release, and where releases differ.
+"""Facts of Slurm that almanac relies on when a node's MIG layout changes, on every release, and the differences.
 
 n1 has fake MIG GPUs (mig_site.py): GPU 0 in slices, GPUs 1 to 3 whole. n2 to n4 have 4 whole GPUs each.
 """
@@ -69,7 +69,7 @@ def running(mig: MigSite, *options: str) -> int:
 
 
 def user(mig: MigSite, *argv: str, name: str = "alice") -> str:
-    """What scontrol says as a user: "" where it did as it was told."""
+    """Return scontrol's objection as a user; "" if it obeyed."""
     done = mig.site.run("login", name, "scontrol", *argv, check=False)
     assert bool(done.rc) == bool(done.stderr), done
     return done.stderr
@@ -133,6 +133,7 @@ def test_jobs_of_a_vanished_type_stay_behind_until_they_are_released(mig: MigSit
     mig.drain("n1")
     waiting = [submitted(mig, "--gres=gpu:1g.5gb:1"), submitted(mig, "--gpus=1g.5gb:1")]
     by_user = submitted(mig, "--hold", "--gpus=1g.5gb:1")
+    site.wait_until_accounted(*waiting)
     mig.layout("n1", TWOS, None, None, None)
     wait_until("BadConstraints", lambda: {reason(mig, job) for job in waiting} == {("BadConstraints", 0)}, 20)
     mig.layout("n1", ONES, None, None, None)

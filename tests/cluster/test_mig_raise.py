@@ -6,6 +6,7 @@ n1 has two 1g.5gb and n2 two 3g.20gb, each on GPU 0 (mig_site.py); the other GPU
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,9 @@ from sites import Site
 
 from almanac.errors import ConfigError
 from cli.app import App
-from cli.mig_raise import command
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.commands import Done
+from cli.job_changes import mig_raise as command
+from slurm.backend import CommandBackend
+from slurm.commands import Done
 from telemetry.store.store import Store
 
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
@@ -42,20 +43,6 @@ class Commands(SiteCommands):
         return super().feed(argv, stdin)
 
 
-class SiteApp(App):
-    """The command's environment, with its Slurm on the site, some time from now."""
-
-    on_site: Commands
-    later_s: int = 0
-
-    @property
-    def commands(self) -> Any:
-        return self.on_site
-
-    def now_s(self) -> int:
-        return super().now_s() + self.later_s
-
-
 @dataclass
 class Almanac:
     site: Site
@@ -67,8 +54,10 @@ class Almanac:
     ) -> dict[str, Any]:
         cluster = CommandBackend(SiteCommands(self.site)).cluster()
         Store.create(self.folder / "store") if not (self.folder / "store").exists() else None
-        app = SiteApp(str(self.folder / "almanac.toml"), str(self.folder / "store"), cluster)
-        app.on_site, app.later_s = Commands(self.site, before=before), later_s
+        app = App(
+            str(self.folder / "almanac.toml"), str(self.folder / "store"), cluster,
+            clock=lambda: time.time() + later_s, run=Commands(self.site, before=before),
+        )  # fmt: skip
         self.capsys.readouterr()
         assert (command.main(args=["--json", *argv], standalone_mode=False, obj=app) or 0) == code
         said: dict[str, Any] = json.loads(self.capsys.readouterr().out)
@@ -130,10 +119,10 @@ def test_waiting_jobs_start_on_idle_larger_slices(
     other = almanac.waiting(*options[0])
     before = {job: site.job(job) for job in jobs}
     dry = almanac()
-    assert [(each["job_id"], each["larger_type"]) for each in dry["changes"]] == [(job, LARGE) for job in jobs]
+    assert [(each["job_id"], LARGE in each["new"]) for each in dry["changes"]] == [(job, True) for job in jobs]
     assert [site.job(job)["JobState"] for job in jobs] == ["PENDING"] * 2
     done = almanac("--apply")
-    assert done["outcome"]["gone"] == 2
+    assert done["outcome"]["started"] == 2
     for job in jobs:
         now = site.job(job)
         assert (now["JobState"], now["NodeList"]) == ("RUNNING", "n2")
@@ -142,27 +131,6 @@ def test_waiting_jobs_start_on_idle_larger_slices(
         assert now["SubmitTime"] == before[job]["SubmitTime"]
         assert now["NumCPUs"] == before[job]["NumCPUs"]
     assert site.job(other)["JobState"] == "PENDING", "its owner did not opt in"
-
-
-def test_a_job_that_still_waits_gets_its_own_type_back(almanac: Almanac, site: Site, is_busy: bool) -> None:
-    if not is_busy:
-        return
-    job = almanac.waiting(f"--gpus={SMALL}:1", ASK)
-    before = site.job(job)
-
-    def taken() -> None:
-        large = site.sbatch("bob", "-n1", "-t10", "--mem=100", f"--gres=gpu:{LARGE}:2", script=SLEEP)
-        site.wait_for(large, "RUNNING")
-
-    assert almanac("--apply", before=taken)["outcome"]["waiting"] == 1
-    assert site.job(job)["TresPerJob"] == f"gres/gpu:{LARGE}:1"
-    assert almanac("--apply", later_s=300)["changes"] == []
-    assert almanac("--apply", later_s=700)["outcome"]["undone"] == 1
-    after = site.job(job)
-    assert [after[key] for key in ("JobState", "TresPerJob", "SubmitTime")] == [
-        before[key] for key in ("JobState", "TresPerJob", "SubmitTime")
-    ]
-    assert int(after["Priority"]) >= int(before["Priority"]) > 0
 
 
 def test_a_limit_of_the_larger_type_costs_the_job_nothing(almanac: Almanac, site: Site, is_busy: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from advice_files import advice, family
+from advice_files import family, shown_advice
 from front_end import FrontEnd
 from mig_site import MigSite, mig_site
 from native_site import NativeSite
@@ -20,12 +20,13 @@ from processes import wait_until
 from testbed import Cluster
 
 from almanac.config import Config, Filters, Prometheus, Slurm, Tier
-from reports.job.context import JobContext, build
-from reports.job.figures import figure_rows
+from reports.job.build import build
+from reports.job.evidence import JobContext, figure_rows
+from slurm.commands import SlurmCommands
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
-from telemetry.slurm.commands import SlurmCommands
-from telemetry.sources.bindings import PrologSource
+from telemetry.site import Site as AlmanacSite
+from telemetry.sources.hook_records import PrologSource
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.sacct import SacctSource
 from telemetry.store.store import Store
@@ -69,7 +70,7 @@ def reports(cluster: Cluster, folder: Path, jobs: list[int], since_s: int) -> di
         result = IngestResult(source.name, since_s, until_s)
         ingest(source, store.of("lab"), since_s, until_s, result, lambda rows, reached_s: None)
     summarize(store.of("lab"), CONFIG, since_s, until_s)
-    return {each.job_id: each for each in build(store.of("lab"), jobs, CONFIG, until_s)}
+    return {each.job_id: each for each in build(AlmanacSite.of(store.of("lab"), CONFIG, until_s), jobs)}
 
 
 def test_a_job_with_an_advised_slice_runs_on_it_and_its_report_shows_the_slice(
@@ -77,7 +78,7 @@ def test_a_job_with_an_advised_slice_runs_on_it_and_its_report_shows_the_slice(
 ) -> None:
     site, since_s = mig.site, int(time.time()) - 10
     front = FrontEnd(site)
-    front.publish(advice(*ROWS, prompt="ask", tiers=TIERS))
+    front.publish(shown_advice(*ROWS, prompt="ask", tiers=TIERS))
     try:
         advised = submit(cluster, front, "train-BERT-7", 3.0, "--gpus=1")
         beside = submit(cluster, front, "other", 1.0, "--gpus=1g.5gb:1")

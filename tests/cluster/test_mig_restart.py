@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from layout import packed_code
 from processes import LabError, wait_until
-from sites import HOSTS, REPOSITORY, Site
+from sites import HOSTS, Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
@@ -48,15 +47,6 @@ while :; do sleep 0.2; done
 """
 
 
-def _code() -> bytes:
-    """Our packages without the heavy rest, as a user could copy them."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for package in ("almanac", "telemetry", "advisor", "slurm_hooks"):
-            tar.add(REPOSITORY / package, package, filter=lambda each: None if "__pycache__" in each.name else each)
-    return buffer.getvalue()
-
-
 def _home(site: Site) -> str:
     return site.run("login", "alice", "sh", "-c", "cd && pwd").stdout.strip()
 
@@ -70,7 +60,7 @@ def home(site: Site) -> str:
         f'find "$HOME" -mindepth 1 -maxdepth 1 ! -name {kept} ! -name ".*" -exec rm -rf {{}} + && '
         'mkdir -p "$HOME/code" "$HOME/bin" && tar xz -C "$HOME/code"'
     )
-    done = site.run_bytes("login", "alice", "sh", "-c", unpack, stdin=_code())
+    done = site.run_bytes("login", "alice", "sh", "-c", unpack, stdin=packed_code())
     assert done.returncode == 0, done.stderr
     for name, text in (("program", f"#!/bin/bash\n{PROGRAM}"), ("growing", f"#!/bin/bash\n{GROWING}")):
         site.write("login", f"{home}/{name}", text.encode(), "alice", 0o755)

@@ -13,11 +13,11 @@ from testbed import Cluster
 
 from almanac.config import NodeSet, Slurm
 from almanac.records import Counts
+from slurm.backend import CommandBackend
+from slurm.commands import SlurmCommands
+from slurm.node_sets import live_demand, members, wants_nodes
 from telemetry.attribution.allocations import parse_hosts
-from telemetry.nodes.demand import accounted_demand
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.commands import SlurmCommands
-from telemetry.slurm.node_sets import live_demand, members, wants_nodes
+from telemetry.power.demand import accounted_demand
 from telemetry.sources.sacct import SacctSource
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
@@ -66,7 +66,8 @@ def test_live_and_accounted_demand_of_real_jobs(cluster: Cluster, tmp_path: Path
     lab.run("scancel", "-b", "--signal=USR1", str(first))
     lab.run("scancel", str(blocked[0]), str(blocked[2]))
     lab.wait_for_jobs(first, blocked[1], small)
-    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip(), 120)
+    # Between two tasks of an array with %1, slurmctld can take half a minute and more.
+    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip(), 300)
     store = Store.create(tmp_path / "store")
     early = {
         "job_id": 1,

@@ -1,4 +1,4 @@
-"""Who may change nodes: what docs/admin.md tells sites to grant to the service of `almanac power`."""
+"""Rights to change nodes, which docs/admin.md tells sites to grant to the service of `almanac power`."""
 
 from __future__ import annotations
 

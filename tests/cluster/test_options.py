@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sites import Site
 
-from telemetry.slurm.options import ALL, FLAGS, OPTIONAL_VALUE, WITH_VALUE
+from slurm.options import ALL, FLAGS, OPTIONAL_VALUE, WITH_VALUE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 
@@ -17,7 +17,7 @@ done"""
 
 
 def test_each_option_of_the_table_takes_what_the_release_says(site: Site) -> None:
-    """Those that the release does not know are passed over; at least those that all releases have are known."""
+    """Options that the release does not know are skipped; at least those that all releases have are known."""
     said = site.run("login", "alice", "sh", "-c", PROBE, "sh", *sorted(ALL), timeout_s=120).stdout
     rows = [line.split("\t") for line in said.splitlines()]
     known = {name for name, message, _ in rows if "unrecognized option" not in message and "ambiguous" not in message}

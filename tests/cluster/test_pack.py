@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from layout import packed_code
 from processes import LabError, wait_until
-from sites import REPOSITORY, Site
+from sites import Site
 
 pytestmark = pytest.mark.cluster
 
@@ -21,7 +20,7 @@ PROGRAM = """#!/usr/bin/python3 -BIS
 import sys
 
 sys.path.insert(0, "{home}/code")
-from slurm_hooks.pack.launcher import main
+from slurm_hooks.packing.launcher import main
 
 main()
 """
@@ -54,15 +53,6 @@ for signal in STOP KILL; do
 done
 """
 AGE = 'touch -c -d 2020-01-01 /tmp/almanac-pack-"$1"-*'
-
-
-def _code() -> bytes:
-    """Our packages without the heavy rest, as a user could copy them."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for package in ("almanac", "telemetry", "advisor", "slurm_hooks"):
-            tar.add(REPOSITORY / package, package, filter=lambda each: None if "__pycache__" in each.name else each)
-    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ def _home(site: Site, user: str) -> Home:
         'find "$HOME" -mindepth 1 -maxdepth 1 ! -name train.sh ! -name ".*" -exec rm -rf {} + && '
         'mkdir -p "$HOME/code" "$HOME/bin" && tar xz -C "$HOME/code"'
     )
-    done = site.run_bytes("login", user, "sh", "-c", unpack, stdin=_code())
+    done = site.run_bytes("login", user, "sh", "-c", unpack, stdin=packed_code())
     assert done.returncode == 0, done.stderr
     home.write("bin/almanac-pack", PROGRAM.format(home=path))
     for name, text in PROGRAMS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,26 +14,26 @@ from processes import wait_until
 from site_commands import SiteCommands
 from sites import HOSTS, Site
 
-from almanac.actions_config import Placement
+from almanac.actions_config import PlacementSection
 from almanac.errors import ConfigError
 from almanac.records import Counts
-from slurm_hooks.placement.log import PlacementLog
-from slurm_hooks.placement.moves import Move, plan_moves
-from slurm_hooks.placement.plan import PlacementPlan, plan_placement
-from slurm_hooks.placement.run import PlacementActor, PlacementOutcome, read_terms, read_view, require_placement
-from slurm_hooks.placement.state import RunTime, cluster_of
-from telemetry.slurm.command_backend import CommandBackend
-from telemetry.slurm.placement_queue import QueueJob
+from slurm.backend import CommandBackend
+from slurm.queued_job import QueuedJob
+from slurm_hooks.jobs.engine import JobOutcome
+from slurm_hooks.jobs.log import JobLog
+from slurm_hooks.types.decide import RunTime, cluster_of
+from slurm_hooks.types.plan import Move, PlacementPlan, plan_moves, plan_placement
+from slurm_hooks.types.run import PlacementEngine, read_terms, read_view, require_placement
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_hooks.placement.plan.AGAIN_S", 0)
+    monkeypatch.setattr("slurm_hooks.types.plan.AGAIN_S", 0)
 
 
-BY_FEATURE = Placement(mode="apply", partitions=("all",), types=("hbm40g", "hbm80g"))
+BY_FEATURE = PlacementSection(mode="apply", partitions=("all",), types=("hbm40g", "hbm80g"))
 BY_GRES = replace(BY_FEATURE, types=("a100", "h100"), select_by="gres")
 ANY, MOVABLE = "--comment=run 7, almanac:any-gpu", "--comment=almanac:any-gpu,almanac:movable"
 SLEEP = "#!/bin/sh\nsleep 600\n"
@@ -51,16 +51,16 @@ class Almanac:
 
     site: Site
     folder: Path
-    settings: Placement
+    settings: PlacementSection
     run_s: Mapping[str, float]
 
     def __post_init__(self) -> None:
         self.commands = SiteCommands(self.site)
         self.backend = CommandBackend(self.commands)
-        self.log = PlacementLog(self.folder / "actions")
+        self.log = JobLog(self.folder / "actions", "place")
         self.cluster = self.backend.cluster()
 
-    def speeds(self, jobs: Sequence[QueueJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
+    def speeds(self, jobs: Sequence[QueuedJob], types: Sequence[str]) -> Mapping[int, Sequence[RunTime]]:
         return {job.job_id: [RunTime(name, *[self.run_s[name]] * 4) for name in types] for job in jobs}
 
     def plan(self, is_clearing: bool = False) -> PlacementPlan:
@@ -74,25 +74,28 @@ class Almanac:
         view = read_view(self.backend, self.commands, self.cluster, time.time)
         now_s, counts = int(time.time()), Counts()
         cluster, history = cluster_of(view, self.settings), self.log.history(self.cluster, now_s)
-        text = self.backend.configuration()
+        told = self.backend.settings()
         moves = plan_moves(
             cluster,
             history,
             self.speeds,
             made,
-            lambda job: read_terms(self.commands, job, text),
+            lambda job: read_terms(self.commands, job, told),
             now_s + later_s,
             counts,
         )
         return moves, counts
 
-    def act(self, made: PlacementPlan, moves: Sequence[Move] = ()) -> PlacementOutcome:
-        actor = PlacementActor(
-            self.commands, self.backend, self.log, self.cluster, self.settings, time.time, time.sleep
-        )
-        return actor.apply(made, moves)
+    def act(
+        self, made: PlacementPlan, moves: Sequence[Move] = (), sleep: Callable[[float], None] = time.sleep
+    ) -> JobOutcome:
+        engine = PlacementEngine(
+            commands=self.commands, log=self.log, cluster=self.cluster, clock=time.time, sleep=sleep,
+            backend=self.backend, settings=self.settings,
+        )  # fmt: skip
+        return engine.apply(replace(made, requeues=moves))
 
-    def __call__(self, is_clearing: bool = False) -> PlacementOutcome:
+    def __call__(self, is_clearing: bool = False) -> JobOutcome:
         return self.act(self.plan(is_clearing))
 
 
@@ -137,18 +140,18 @@ def test_jobs_are_placed_by_features(site: Site, tmp_path: Path) -> None:
     made = almanac.plan()
     site.run("ctl", "root", "scancel", str(placed))
     _fill(site, "4", "-C", "hbm40g")
-    assert almanac.act(made).placed == 1
+    assert almanac.act(made).waiting == 1
     assert _features(site, late) == "gpu&hbm40g"
     assert almanac(is_clearing=True).undone == 1
     assert _features(site, late) == "gpu&hbm80g"
 
     # The owner's own scontrol wins, for good.
-    assert almanac.act(replace(made, read_s=time.time())).placed == 1
+    assert almanac.act(replace(made, read_s=time.time())).waiting == 1
     site.run("ctl", "alice", "scontrol", "update", f"jobid={late}", "features=gpu")
     assert almanac(is_clearing=True).undone == 0
     almanac()
     assert _features(site, late) == "gpu"
-    lines = [line.what for line in almanac.log.read(int(time.time())) if line.job_id == late]
+    lines = [line.what for line in almanac.log.read(almanac.cluster, int(time.time())) if line.job_id == late]
     assert lines == ["place", "placed", "undo", "undone", "place", "placed", "owner"]
 
 
@@ -172,7 +175,7 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
     assert almanac.moves(almanac.plan(), 0)[0] == (), "it started within an hour"
     made = almanac.plan()
     moves, counts = almanac.moves(made, 7200)
-    assert [(move.job.job_id, move.gpu_type) for move in moves] == [(job, "hbm80g")]
+    assert [(move.job.job_id, move.line.gpu_type) for move in moves] == [(job, "hbm80g")]
     assert counts.dropped == {"cannot be requeued (--requeue)": 1}
     assert almanac.act(made, moves).requeued == 1
 
@@ -200,46 +203,6 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
     almanac()
     history = almanac.log.history(almanac.cluster, int(time.time()))
     assert len(history.delays_s) == 1
-
-
-@pytest.mark.parametrize(
-    ("who", "change", "shown"),
-    [
-        ("alice", "comment=almanac:any-gpu", {"Comment": "almanac:any-gpu"}),
-        ("alice", "requeue=0", {"Requeue": "0"}),
-        ("alice", "timelimit=5", {"TimeLimit": "00:05:00"}),
-        ("root", "admincomment=leave_it", {"AdminComment": "leave_it"}),
-    ],
-)
-def test_what_is_changed_during_the_checkpoint_is_not_overwritten(
-    site: Site, tmp_path: Path, who: str, change: str, shown: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slurm_hooks.placement.log.REQUEUE_DELAY_S", 1)
-    monkeypatch.setattr("slurm_hooks.placement.moves.START_UP_S", 1)
-    settings = replace(BY_FEATURE, requeue=True)
-    almanac = Almanac(site, tmp_path, settings, {"hbm40g": 80_000, "hbm80g": 8_000})
-    ask = ("-C", "gpu&hbm40g", "--gres=gpu:1", "--mem=100", "-t", "1-00:00:00", MOVABLE, "--signal=B:USR1@3")
-    job = site.sbatch("alice", *ask, "--requeue", "-o", "/dev/null", script=CHECKPOINTING)
-    site.wait_for(job, "RUNNING")
-    submit_line = ("sacct", "-j", str(job), "-nPX", "-o", "SubmitLine")
-    wait_until("the submit line", lambda: bool(site.run("ctl", "root", *submit_line).stdout.strip()), 30)
-    made = almanac.plan()
-    moves, counts = almanac.moves(made, 2 * 3600)
-    assert [move.job.job_id for move in moves] == [job], counts.dropped
-
-    def sleep(seconds: float) -> None:
-        """Somebody's command, while almanac waits for the checkpoint."""
-        site.run("ctl", who, "scontrol", "update", f"jobid={job}", change)
-        time.sleep(seconds)
-
-    actor = PlacementActor(almanac.commands, almanac.backend, almanac.log, almanac.cluster, settings, time.time, sleep)
-    outcome = actor.apply(made, moves)
-    assert (outcome.requeued, outcome.changed) == (0, 1)
-    now = site.job(job)
-    assert (now["JobState"], now["Restarts"], now["Features"]) == ("RUNNING", "0", "gpu&hbm40g")
-    assert shown.items() <= now.items()
-    [_, stopped] = almanac.log.read(int(time.time()))
-    assert stopped.what == "stopped" and stopped.reason.startswith("changed meanwhile: ")
 
 
 @contextmanager
@@ -296,8 +259,8 @@ def test_jobs_are_placed_by_gres_types(site: Site, tmp_path: Path) -> None:
         silent = site.sbatch("alice", "--gres=gpu:h100:1", "--mem=100", script=SLEEP)
         _wait_for_reason(site, *jobs, silent)
         made = almanac.plan()
-        first, second = made.orders
-        assert almanac.act(replace(made, orders=(first,))).refused == 0
+        first, second = made.changes
+        assert almanac.act(replace(made, changes=(first,))).refused == 0
         site.wait_for(jobs[0], "RUNNING")
         assert "gres/gpu:a100=1" in site.job(jobs[0])["AllocTRES" if "AllocTRES" in site.job(jobs[0]) else "TRES"]
         assert site.job(jobs[0])["NodeList"] in ("n1", "n2")
@@ -306,7 +269,7 @@ def test_jobs_are_placed_by_gres_types(site: Site, tmp_path: Path) -> None:
         site.wait_for(filling[0], "RUNNING")
         filling += [site.sbatch("bob", "-N1", "--gres=gpu:a100:3", "--mem=100", script=SLEEP)]
         site.wait_for(filling[1], "RUNNING")
-        assert almanac.act(replace(made, orders=(second,), read_s=time.time())).placed == 1
+        assert almanac.act(replace(made, changes=(second,), read_s=time.time())).waiting == 1
         assert site.job(jobs[1])["TresPerJob"] == "gres/gpu:a100:1"
         assert almanac(is_clearing=True).undone == 1
         assert site.job(jobs[1])["TresPerJob"] == "gres/gpu:h100:1"

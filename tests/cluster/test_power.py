@@ -177,18 +177,3 @@ def test_slurm_refuses_users_and_takes_orders_of_an_administrator(power: PowerSi
         power.wait_asleep(asleep)
     finally:
         site.run("ctl", "root", *change, "adminlevel=None")
-
-
-@pytest.mark.every_release
-def test_a_node_of_a_coming_reservation_stays_on(power: PowerSite) -> None:
-    site, names = power.site, ["n1", "n2", "n3"]
-    site.run(
-        "ctl", "root", "scontrol", "create", "reservation", "reservationname=soon", "starttime=now+30minutes",
-        "duration=10", "user=root", f"nodes={','.join(names)}",
-    )  # fmt: skip
-    try:
-        assert power("plan")["node_sets"][0]["power_down"] == []
-        power.source.target = 1
-        assert power("plan")["node_sets"][0]["power_down"] == ["n4"]
-    finally:
-        site.run("ctl", "root", "scontrol", "delete", "reservationname=soon")

@@ -11,11 +11,12 @@ import pytest
 from power_site import PowerSite, power_site, quick_slurm
 from sites import Site
 
-from advisor.demand.training import train_node_set
+from advisor.power.lifecycle import train_node_set
 from almanac.config_file import load_config
-from slurm_hooks.power.source import StoredDemand
-from telemetry.nodes.counts import append_counts
-from telemetry.slurm.node_sets import LiveDemand
+from slurm.node_sets import LiveDemand
+from slurm_hooks.power.planning import StoredDemand
+from telemetry.power.demand import append_counts
+from telemetry.site import Site as AlmanacSite
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -46,19 +47,19 @@ def trained_source(power: PowerSite, name: str, rises_in_s: int) -> StoredDemand
     store.of(cluster).set_watermark("sacct", now_s)
     append_counts(store.of(cluster), "gpu", now_s - 600, LiveDemand(4, 0, 0, 0))  # the timer's run before
     config = load_config(power.folder / "almanac.toml")
-    train_node_set(store.of(cluster), config.node_sets[0], NAMES, config, now_s)
+    train_node_set(AlmanacSite.of(store.of(cluster), config, now_s), config.node_sets[0], NAMES)
     return StoredDemand(store.of(cluster), config)
 
 
 def test_nodes_follow_the_forecast_of_a_trained_model(power: PowerSite) -> None:
     power.source = trained_source(power, "calm", rises_in_s=13 * 3600)  # type: ignore[assignment]
-    first = power("apply")["node_sets"][0]
+    first = power("plan", "--apply")["node_sets"][0]
     assert len(first["power_down"]) >= 2, first["reason"]
     power.wait_asleep(*first["power_down"])
-    assert power("apply")["node_sets"][0]["wake"] == []
+    assert power("plan", "--apply")["node_sets"][0]["wake"] == []
 
     # An hour before all nodes are needed, while none is.
     power.source = trained_source(power, "before", rises_in_s=3600)  # type: ignore[assignment]
-    done = power("apply")["node_sets"][0]
+    done = power("plan", "--apply")["node_sets"][0]
     assert sorted(done["wake"]) == sorted(first["power_down"]), done["reason"]
     power.wait_up(*NAMES)

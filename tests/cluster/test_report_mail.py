@@ -48,7 +48,7 @@ spool_dir = "{spool}"
 
 
 class Almanac(Protocol):
-    """almanac beside a running Slurm, and the mail that it sent. work: shell lines of a job that uses a GPU."""
+    """almanac next to a running Slurm, and the mail that it sent. work: shell lines of a job that uses a GPU."""
 
     site: Site
     spool: str
@@ -155,7 +155,7 @@ def switch_on(almanac: Almanac) -> None:
         return bool(said["sources"]["prometheus"]["kept"])
 
     wait_until("the first samples", has_telemetry, 60)
-    almanac.run("report", "--due")
+    almanac.run("mail", "run")
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def told(almanac: Almanac) -> Told:
     said: list[str] = []
 
     def all_came() -> bool:
-        said.append(almanac.run("report", "--due").stdout)
+        said.append(almanac.run("mail", "run").stdout)
         return len(almanac.mails()) >= 6
 
     try:
@@ -212,7 +212,7 @@ def told(almanac: Almanac) -> Told:
     except LabError as error:
         subjects = [str(mail["Subject"]) for mail in almanac.mails()]
         raise LabError(f"{error}: {subjects}\n{''.join(said)}") from None
-    almanac.run("report", "--due")
+    almanac.run("mail", "run")
     return Told(almanac, jobs, almanac.mails())
 
 
@@ -255,7 +255,7 @@ def test_the_hook_left_nothing_undone(told: Told) -> None:
 
 @pytest.mark.every_release
 def test_with_the_package_purged_slurmctld_starts_and_jobs_end(almanac: Almanac) -> None:
-    """The copy that slurm.conf names stays: where it is missing, 24.11 and 26.05 do not start."""
+    """The copy that slurm.conf names stays: without it, 24.11 and 26.05 do not start."""
     site = almanac.site
     site.run("ctl", "root", "mv", almanac.spool, f"{almanac.spool}.away")
     try:

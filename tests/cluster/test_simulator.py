@@ -59,7 +59,7 @@ class Started:
 
 
 def run_trace(site: Site, jobs: Sequence[SleepJob]) -> list[Started]:
-    """What slurmctld does with the jobs: the first wait in closed partitions, the others come later."""
+    """Let slurmctld run the jobs: the first wait in closed partitions, the others come later."""
     set_partitions(site, "DOWN")
     ids = submit(site, [job for job in jobs if not job.submit_s])
     set_partitions(site, "UP")
@@ -130,3 +130,15 @@ def test_backfill_starts_jobs_in_the_order_of_sched_backfill(site: Site, policy:
     _, waits, after = (each.start_s for each in started[len(TWO_WAIT) :])
     assert after >= waits
     assert start_times(ON_SPARE, policy)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "times"), [("bf_window=60", 1000), ("bf_max_job_test=3", 1)], ids=["window", "depth"]
+)
+def test_limits_of_backfill_are_slurmctlds(site: Site, limits: str, times: int) -> None:
+    """A second of the trace is a thousand of the simulator's, so a minute of the window is, too."""
+    name, _, number = limits.partition("=")
+    policy = f"fifo+conservative:{name}={int(number) * times}"
+    jobs = find_trace(policy, SEED, "whole", "fifo+conservative")
+    with scheduling(site, "backfill", f"{QUICK},{limits}"):
+        check(jobs, policy, run_trace(site, jobs))

@@ -1,4 +1,4 @@
-"""What the scenario tests rely on, on every site."""
+"""Facts that the scenario tests rely on, on every site."""
 
 from __future__ import annotations
 
@@ -29,37 +29,6 @@ end
 function slurm_cli_post_submit(offset, job_id, step_id) return slurm.SUCCESS end
 return slurm.SUCCESS
 """
-
-
-def test_commands_run_as_the_user_in_a_small_environment(site: Site) -> None:
-    done = site.run(
-        "login", "alice", "sh", "-c", 'id -un; echo "$HOME $X"; pwd; cat; exit 3', env={"X": "a b"}, check=False
-    )
-    name, home, folder = done.stdout.splitlines()
-    assert (done.rc, name) == (3, "alice")
-    assert home == f"{folder} a b"
-    shown = site.run("login", "bob", "env").stdout
-    assert {line.split("=")[0] for line in shown.splitlines()} <= {
-        "PATH", "HOME", "USER", "LOGNAME", "LC_ALL", "SLURM_CONF",
-    }  # fmt: skip
-
-
-def test_bytes_come_back_as_they_were(site: Site) -> None:
-    data = bytes(range(256)) * 300
-    path = f"{site.advice_dir}/probe"
-    site.write("ctl", path, data, owner="slurm", mode=0o640)
-    assert site.read("ctl", path) == data
-    assert site.run("ctl", "root", "stat", "-c", "%U %a", path).stdout == "slurm 640\n"
-    site.remove("ctl", path)
-    assert site.run("ctl", "root", "test", "-e", path, check=False).rc == 1
-
-
-def test_a_job_of_each_user_runs_and_is_accounted(site: Site) -> None:
-    jobs = [site.sbatch(user, "--gpus=1", "-C", "gpu&hbm80g") for user in ("alice", "bob")]
-    for job in jobs:
-        site.wait_for(job, "COMPLETED")
-        assert site.job(job)["NodeList"] in ("n3", "n4")
-    assert set(site.wait_for_accounting(*jobs).values()) == {"COMPLETED"}
 
 
 def test_each_new_job_submit_script_counts_at_the_next_submission(site: Site) -> None:

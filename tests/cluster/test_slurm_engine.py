@@ -19,19 +19,18 @@ from distributed import WorkerPlugin
 from processes import wait_until
 from testbed import Cluster
 
-import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
+import telemetry.metrics.partials
 from almanac.config import Config, Dask
 from almanac.errors import AlmanacError
 from demo import GeneratedSource, SiteShape
-from telemetry.attribution.runs import load_jobs
+from slurm.commands import SlurmCommands
+from telemetry.attribution.runs import ended_jobs, load_runs
 from telemetry.ingest import IngestResult, ingest
-from telemetry.metrics.chunks import Mapper, map_partials
 from telemetry.metrics.dask_engine import DaskMapper
-from telemetry.metrics.engine import ALWAYS, compute, prepare
-from telemetry.metrics.finish import Results
+from telemetry.metrics.engine import ALWAYS, Results, compute, prepare
+from telemetry.metrics.partials import Mapper, map_partials
 from telemetry.metrics.slurm_workers import slurm_workers
-from telemetry.slurm.commands import SlurmCommands
 from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
@@ -56,7 +55,7 @@ walltime = "00:10:00"
 
 @dataclass(frozen=True)
 class Site:
-    """A store that the nodes see, and almanac run beside it as root."""
+    """A store that the nodes see, and almanac run as root."""
 
     folder: Path
     cluster: Cluster
@@ -99,10 +98,10 @@ def site(cluster: Cluster) -> Site:
 
 def computed(site: Site, mapper: Mapper = map_partials) -> Results:
     store = site.store
-    jobs = load_jobs(store.of("demo"), *ALWAYS)
+    jobs = ended_jobs(load_runs(store.of("demo")), *ALWAYS)
     with store.connect() as db:
         prepared = prepare(db, store.of("demo").files("telemetry"), jobs, [], Config())
-        return compute(db, prepared, Config(), mapper)[0]
+        return compute(db, prepared, Config(), mapper)
 
 
 def assert_equal(there: Results, here: Results) -> None:
@@ -171,7 +170,7 @@ def slurm(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCommands
     """Slurm's commands, with each hour of the store as a chunk."""
     for name, value in site.cluster.lab.env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
+    monkeypatch.setattr(telemetry.metrics.partials, "ROWS_PER_CHUNK", 1)
     yield SlurmCommands()
     site.wait_for_empty_queue()
 
@@ -196,10 +195,10 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
-        jobs = load_jobs(store.of("demo"), *ALWAYS)
+        jobs = ended_jobs(load_runs(store.of("demo")), *ALWAYS)
         with store.connect() as db:
             prepared = prepare(db, store.of("demo").files("telemetry"), jobs, [], Config())
-            there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_one)
+            there = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_one)
     assert len(cancelled) == 1
     assert begun(cancelled[0])
     assert site.cluster.lab.wait_for_jobs(int(cancelled[0])) == {int(cancelled[0]): "CANCELLED"}
@@ -223,9 +222,9 @@ def test_a_job_that_has_gone_is_replaced(site: Site, slurm: SlurmCommands, tmp_p
         workers.client.register_plugin(Waiting(tmp_path))
         store = site.store
         with store.connect() as db:
-            jobs, paths = load_jobs(store.of("demo"), *ALWAYS), store.of("demo").files("telemetry")
+            jobs, paths = ended_jobs(load_runs(store.of("demo")), *ALWAYS), store.of("demo").files("telemetry")
             prepared = prepare(db, paths, jobs, [], Config())
-            there, _ = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_first)
+            there = compute(db, prepared, Config(), DaskMapper(lambda: workers), cancel_first)
     assert len(seen) == 2
     assert_equal(there, computed(site))
 
@@ -247,7 +246,7 @@ def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals,
 def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(
     site: Site, slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("telemetry.metrics.workers.WAIT_S", 3.0)
+    monkeypatch.setattr("telemetry.metrics.dask_engine.WAIT_S", 3.0)
     section = Dask(jobs=1, cores=1, memory_gib=0.5, directives=("--begin=now+1hour",))
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.want(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +15,22 @@ from testbed import Cluster
 
 from almanac.config import Config, Filters, Prometheus, Slurm
 from almanac.tres import size_mib
+from reports.job.build import build, live_contexts
 from reports.job.conclusions import conclude
-from reports.job.context import JobContext
+from reports.job.evidence import JobContext, figure_rows
 from reports.job.facts import facts_of
-from reports.job.live import live_contexts
+from slurm.accounting import STEP_COLUMNS
+from slurm.commands import SlurmCommands
+from slurm.nodes import node_shapes
+from slurm.queue import read_queue
+from slurm.queued_job import QueuedJob
+from slurm.step_use import parse_cpu_time
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.steps import CONCURRENT, SOME_GPUS
-from telemetry.metrics.summary import summarize
-from telemetry.metrics.summary_counts import SummaryCounts
-from telemetry.slurm.commands import SlurmCommands
-from telemetry.sources.live_jobs import live_jobs
+from telemetry.metrics.summary import SummaryCounts, summarize
+from telemetry.site import Site
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.sacct import SacctSource
-from telemetry.sources.sacct_steps import COLUMNS
-from telemetry.sources.sacct_usage import parse_cpu_time
 from telemetry.store.store import Store
 
 pytestmark = pytest.mark.cluster
@@ -45,7 +50,9 @@ wait
 srun -n1 --gpus=1 sleep 3
 """
 FORGED = "innocent\n" + ";;".join(
-    {"Cluster": "lab", "JobIDRaw": "1.99", "State": "COMPLETED", "ExitCode": "0:0"}.get(name, "1") for name in COLUMNS
+    {"Cluster": "lab", "JobIDRaw": "1.99", "State": "COMPLETED", "ExitCode": "0:0"}.get(name, "1")
+    for name in STEP_COLUMNS
+    for name in STEP_COLUMNS
 )
 CONFIG = Config(filters=Filters(min_elapsed_s=2, min_gpu_util_pct=-1.0))
 
@@ -70,10 +77,16 @@ def job(cluster: Cluster, seen: Seen) -> int:
     cluster.lab.wait_for_state(job_id, "RUNNING")
     time.sleep(5)
     full = f'min(DCGM_FI_DEV_FB_USED{{hpc_job="{job_id}"}}) > 19000'
-    wait_until("the first step's memory in Prometheus", lambda: bool(cluster.prometheus.query(full)), 10)
-    commands, now_s = SlurmCommands(timeout_s=60, env=cluster.lab.env), int(time.time())
-    config = replace(CONFIG, prometheus=Prometheus(url=cluster.prometheus.url))
-    seen.live += live_contexts(live_jobs(commands, [job_id], now_s, "lab"), config, now_s)
+    wait_until("the first step's memory in Prometheus", lambda: bool(cluster.prometheus.query(full)), 15)
+    commands = SlurmCommands(timeout_s=60, env=cluster.lab.env)
+
+    def running() -> list[QueuedJob]:
+        return [each for each in read_queue(commands, "lab", [job_id]).jobs if each.has_started]
+
+    # It stays CONFIGURING until slurmctld has heard of the prolog's end, while its script runs already.
+    wait_until("a job that runs in squeue", lambda: bool(running()), 10)
+    config, now_s = replace(CONFIG, prometheus=Prometheus(url=cluster.prometheus.url)), int(time.time())
+    seen.live += live_contexts(Site().but(config=config).at(now_s), running())
     assert cluster.lab.wait_for_jobs(job_id, timeout_s=90) == {job_id: "COMPLETED"}
     # 22.05 stores up to some seconds late from when on a job was eligible: no span lists it until then.
     wait_until(
@@ -90,7 +103,8 @@ def summary(cluster: Cluster, job: int, tmp_path_factory: pytest.TempPathFactory
     store = Store.create(tmp_path_factory.mktemp("steps") / "store")
     until_s = int(time.time()) + 1
     commands = SlurmCommands(timeout_s=60, env=cluster.lab.env)
-    sacct = SacctSource(commands, "lab", (), Slurm(), time.time, delimiter=lambda: ";;")
+    shapes = partial(node_shapes, commands)
+    sacct = SacctSource(commands, "lab", (), Slurm(), time.time, delimiter=lambda: ";;", shapes=shapes)
     for source in (sacct, PrometheusSource(Prometheus(url=cluster.prometheus.url, delay_s=0))):
         result = IngestResult(source.name, until_s - 180, until_s)
         ingest(source, store.of("lab"), until_s - 180, until_s, result, lambda rows, reached_s: None)
@@ -148,7 +162,7 @@ def test_a_job_that_runs_is_reported_with_its_gpus_so_far(cluster: Cluster, job:
     assert context.metrics["hbm_peak_mib"] == pytest.approx(20 * 1024, rel=0.1)
     assert context.series is not None and context.series.has("gpu_util_pct")
     said = conclude(facts_of(context))
-    assert said.sentences[0].startswith("Your job is still running")
+    assert said.headline.startswith("still running")
     assert not {rule for rule in said.rules if rule.startswith(("tier", "limit"))}
 
 
@@ -166,3 +180,32 @@ def test_cpu_time_and_host_memory_are_those_of_sacct(
     assert row["host_mem_task_peak_mib"] == pytest.approx(largest)
     assert largest <= row["host_mem_peak_mib"] <= sum((size_mib(step[2]) or 0) * int(step[3]) for step in steps)
     assert row["host_mem_alloc_mib"] == 4000
+    shown = cluster.lab.run("scontrol", "-o", "show", "node", row["node_list"]).stdout
+    sizes = {name: int(re.search(rf" {name}=(\d+)", shown)[1]) for name in ("CPUTot", "RealMemory", "ThreadsPerCore")}
+    named = ("node_cpu_count", "node_memory_mib", "node_threads", "node_gpu_count")
+    assert tuple(row[name] for name in named) == (*sizes.values(), 4), "as sinfo says"
+    gathered = [row[name] for name in ("sacct_hbm_peak_mib", "sacct_hbm_least_mib", "sacct_gpu_util_pct")]
+    assert gathered == [None] * 3, "nothing gathers the use of these GPUs: that is not 0"
+
+
+@pytest.mark.parametrize("run", ["", "srun "], ids=["batch alone", "a step"])
+def test_a_job_without_gpus_has_its_cpu_time_and_peak_memory(cluster: Cluster, tmp_path: Path, run: str) -> None:
+    """A real MaxRSS of 200 MiB that are touched for a few seconds, of a batch script and of a step of srun."""
+    script = f"#!/bin/sh\n{run}perl -e '$x = 1; $x x= 200 << 20; 1 while time() < $^T + 6'\n"
+    job_id = cluster.lab.sbatch("alice", "-n1", "--mem=800", script=script)
+    assert cluster.lab.wait_for_jobs(job_id, timeout_s=60) == {job_id: "COMPLETED"}
+    commands, until_s = SlurmCommands(timeout_s=60, env=cluster.lab.env), int(time.time()) + 1
+    listed = ("-S", "now-1hour", "-o", "JobIDRaw")
+    wait_until("the job in sacct -S", lambda: [str(job_id)] in cluster.lab.sacct(*listed), 30)
+    store = Store.create(tmp_path / "store").of("lab")
+    sacct = SacctSource(commands, "lab", (), Slurm(), time.time, delimiter=lambda: ";;")
+    ingest(sacct, store, until_s - 300, until_s + 30, IngestResult("sacct", 0, until_s), lambda rows, reached_s: None)
+    assert not [row for row in store.read("steps").to_pylist() if row["job_id"] == job_id]
+    [context] = build(Site().but(store=store).at(until_s), [job_id], has_series=False)
+    row = context.job
+    assert row["host_mem_alloc_mib"] == 800 and 200 <= (row["host_mem_peak_mib"] or 0) < 400
+    assert 1 <= (row["cpu_time_s"] or 0) < 10 and context.is_cpu_only, "less than 6 s where others use the CPUs too"
+    summary = conclude(facts_of(context)).summary
+    shown = {figure.name: figure.value for figure in figure_rows(context)}
+    assert "GPU" not in summary + "".join(shown) and "of 800 MiB" not in summary and "of 0.8 GiB of memory" in summary
+    assert shown["Host memory"].endswith(" of 0.8 GiB") and int(shown["CPU efficiency"].rstrip("%")) >= 5

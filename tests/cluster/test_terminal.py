@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pexpect
 import pytest
-from advice_files import TEXT, advice, family
+from advice_files import TEXT, family, shown_advice
 from front_end import JOB, QUESTION, ROW, FrontEnd, ended
 from native_site import NativeSite
-from sites import REPOSITORY, Site
+from sites import Site
 
 from almanac.names import name_key
 
@@ -31,7 +32,7 @@ def front(site: Site) -> Iterator[FrontEnd]:
 
 @pytest.fixture(params=["filter", "wrapper", "both"])
 def way(request: pytest.FixtureRequest, front: FrontEnd) -> str:
-    """How sbatch is called where this piece, or both, are installed."""
+    """The call of sbatch with this piece, or both, installed."""
     if request.param != "wrapper":
         front.filter_on()
     return "sbatch" if request.param == "filter" else front.wrapper
@@ -54,7 +55,8 @@ def test_answers(front: FrontEnd, way: str, line: str, features: str, kept: str)
     shown = str(shell.before + shell.after).replace("\r\n", "\n")
     assert shown == (
         f"almanac: hbm40g is enough: {TEXT.removesuffix(' 21.3 GiB per GPU')}\n         21.3 GiB per GPU.\n"
-        f"         Expected wait: hbm80g 3 h 10 min, hbm40g 12 min.\n         {QUESTION}"
+        "         With hbm40g, it starts about 40 min earlier (half of such jobs did) and\n"
+        f"         frees 2 hbm80g for others.\n         {QUESTION}"
     )
     shell.sendline(line)
     after = ended(shell)
@@ -70,13 +72,6 @@ def test_answers(front: FrontEnd, way: str, line: str, features: str, kept: str)
     assert front.constraint(again) == ("gpu&hbm40g" if kept == "always" else "gpu&hbm80g")
 
 
-def test_the_end_of_input_means_no(front: FrontEnd, way: str) -> None:
-    shell = front.terminal(way, *HELD, *WRAP)
-    shell.expect_exact("for this job: ")
-    shell.sendeof()
-    assert front.constraint(ended(shell)) == "gpu&hbm80g"
-
-
 def test_ctrl_c_cancels(front: FrontEnd, way: str) -> None:
     shell = front.terminal(way, *HELD, *WRAP)
     shell.expect_exact("for this job: ")
@@ -85,27 +80,6 @@ def test_ctrl_c_cancels(front: FrontEnd, way: str) -> None:
     shell.close()
     assert shell.signalstatus == 2 or shell.exitstatus == 130  # as a container's engine says it
     assert front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout == ""
-
-
-def test_the_users_own_mode(front: FrontEnd, way: str) -> None:
-    def shown(mode: str) -> str:
-        return ended(front.terminal(way, *HELD, *WRAP, ALMANAC_ADVICE=mode))
-
-    off, apply = shown("off"), shown("apply")
-    assert "almanac" not in off + apply
-    assert (front.constraint(off), front.constraint(apply)) == ("gpu&hbm80g", "gpu&hbm40g")
-    show = shown("show")
-    assert "hbm40g is enough" in show
-    assert "[y]es" not in show
-    assert front.constraint(show) == "gpu&hbm80g"
-    assert "almanac" not in shown("show")
-
-
-def test_apply_works_without_a_terminal_but_not_inside_a_job(front: FrontEnd, way: str) -> None:
-    for more, features in (({}, "gpu&hbm40g"), ({"SLURM_JOB_ID": "1"}, "gpu&hbm80g")):
-        done = front.run(way, *HELD, *WRAP, ALMANAC_ADVICE="apply", **more)
-        assert done.stderr == b""
-        assert front.constraint(done.stdout.decode()) == features
 
 
 def test_a_partition_without_the_advised_tier(front: FrontEnd, way: str) -> None:
@@ -137,18 +111,6 @@ def test_a_change_that_slurm_would_refuse_is_not_offered(front: FrontEnd, way: s
             assert front.constraint(done.stdout.decode()) == constraint
     finally:
         front.site.run("ctl", "root", *features, "availablefeatures=gpu,hbm80g", "activefeatures=gpu,hbm80g")
-
-
-def test_nothing_is_changed_where_the_nodes_are_said(front: FrontEnd, way: str) -> None:
-    """n3 is no hbm40g: with the change the job would be refused."""
-    front.site.write("login", f"{front.home}/nodes", b"n3\n", owner="alice")
-    for option in (("-w", "n3"), ("-F", f"{front.home}/nodes"), ("-x", "n1,n2")):
-        shown = ended(front.terminal(way, *HELD, *option, *WRAP, ALMANAC_ADVICE="apply"))
-        assert front.constraint(shown) == "gpu&hbm80g", option
-    shown = ended(front.terminal(way, *HELD, "-x", "n1,n2", *WRAP))
-    assert "hbm40g is enough" in shown
-    assert "[y]es" not in shown
-    assert front.constraint(shown) == "gpu&hbm80g"
 
 
 LINES = {
@@ -299,7 +261,9 @@ def test_ctrl_c_at_sruns_question_cancels(front: FrontEnd) -> None:
 
 @pytest.mark.every_release
 def test_each_component_of_a_het_job_is_asked_for_once(front: FrontEnd) -> None:
-    front.publish(advice(ROW, family("eval-#", 2, 500, bound_mib=1000, tier="hbm40g", text=f"{TEXT}."), prompt="ask"))
+    front.publish(
+        shown_advice(ROW, family("eval-#", 2, 500, bound_mib=1000, tier="hbm40g", text=f"{TEXT}."), prompt="ask")
+    )
     front.filter_on()
     other = ("-J", "eval-1", *JOB[2:])
     argv = ("-H", "-o", "/dev/null", *JOB, ":", *other, ":", *JOB)
@@ -328,100 +292,53 @@ def test_filter_and_wrapper_never_both_ask(front: FrontEnd) -> None:
     assert shown.count("almanac:") == 1
 
 
-@pytest.mark.parametrize("home", ["/nonexistent", "", "/proc"])
-def test_answers_that_cannot_be_kept(front: FrontEnd, way: str, home: str) -> None:
-    after = front.answered("y", way, *HELD, *WRAP, HOME=home)
-    assert front.constraint(after) == "gpu&hbm40g"
-    after = front.answered("a", way, *HELD, *WRAP, HOME=home)
-    assert "almanac: could not save your answer" in after
-    assert front.constraint(after) == "gpu&hbm40g"
-
-
-def test_a_full_disk(front: FrontEnd, way: str) -> None:
-    """The state's folder is on a file system without room: the old answers stay."""
-    mount = "u=$(mktemp -d) && mount -t tmpfs -o size=4k,mode=777 none $u"
-    if not isinstance(front.site, NativeSite):
-        mount = "u=/small"  # of docker-compose.yml: a container's root may not mount
-    line = f"{mount} && mkdir -m 777 $u/almanac && echo $u"
-    folder = front.site.run("login", "root", "sh", "-c", line).stdout.strip()
-    try:
-        front.site.run("login", "root", "sh", "-c", f"cat /dev/zero >{folder}/almanac/zeros", check=False)
-        after = front.answered("a", way, *HELD, *WRAP, XDG_STATE_HOME=folder)
-        assert front.constraint(after) == "gpu&hbm40g"
-        assert "could not save" in after
-        assert front.run("ls", f"{folder}/almanac").stdout == b"zeros\n"
-    finally:
-        line = 'rm -r "$1/almanac" && { [ "$1" = /small ] || { umount "$1" && rmdir "$1"; }; }'
-        front.site.run("login", "root", "sh", "-c", line, "sh", folder)
-
-
-BAD_FILES: dict[str, bytes] = {
-    "empty": b"",
-    "garbage": b"\xff\x00" * 500,
-    "cut off": advice(ROW, prompt="ask")[:-20],
-    "expired": advice(ROW, prompt="ask", lasts_s=-1),
-    "another version": advice(ROW, prompt="ask").replace(b"almanac-advice\t1", b"almanac-advice\t2"),
-    "50 MB": b"x" * 50_000_000,
-}
-
-
-def test_a_bad_advice_file_is_no_advice(front: FrontEnd, way: str) -> None:
-    root = ("login", "root")
-    for fault in (*BAD_FILES, "absent", "folder", "FIFO", "unreadable"):
-        front.site.remove("login", front.advice)
-        if fault in BAD_FILES:
-            front.publish(BAD_FILES[fault])
-        elif fault == "folder":
-            front.site.run(*root, "mkdir", front.advice)
-        elif fault == "FIFO":  # as only the user could make it; one without write permission Lua would wait for
-            front.site.run(*root, "mkfifo", front.advice)
-            front.site.run(*root, "chown", "alice", front.advice)
-        elif fault == "unreadable":
-            front.site.write("login", front.advice, advice(ROW, prompt="ask"), mode=0o000)
-        shown = ended(front.terminal(way, *HELD, *WRAP))
-        assert re.fullmatch(r"Submitted batch job \d+\n", shown), fault
-
-
-BAD_CHOICES = {
-    "garbage": "printf '\\377\\0' >choices",
-    "folder": "mkdir choices",
-    "FIFO": "mkfifo choices",
-    "dangling link": "ln -s nowhere choices",
-    "huge": "head -c 50000000 /dev/zero >choices",
-}
-
-
-def test_a_bad_choices_file_is_as_if_empty(front: FrontEnd, way: str) -> None:
-    for make in BAD_CHOICES.values():
-        front.forget()
-        front.run("sh", "-c", f"mkdir -p {front.state} && cd {front.state} && {make}")
-        assert front.constraint(front.answered("y", way, *HELD, *WRAP)) == "gpu&hbm40g"
-
-
-def test_a_missing_or_broken_module_changes_nothing(front: FrontEnd) -> None:
+def test_a_missing_or_broken_hook_changes_nothing(front: FrontEnd) -> None:
     front.filter_on()
-    for module in ("cli_filter", "proposal", "almanac", "tiers"):
-        path = f"{front.site.lua_dir}/{module}.lua"
+    for path, texts in {
+        f"{front.site.lua_dir}/cli_filter.lua": (b"", b"syntax error here", b"error('x')", b"return nil", b"return {}"),
+        str(front.prompt): (
+            b"",
+            b"#!/nowhere\n",
+            b"#!/bin/sh\nexit 3\n",
+            b"#!/bin/sh\necho no answer >&4\nkill -9 $$\n",
+        ),
+    }.items():
         saved = front.site.read("login", path)
         try:
-            for text in (None, b"", b"syntax error here", b"error('x')", b"return nil", b"return {}"):
+            for text in (None, *texts):
                 front.site.remove("login", path)
                 if text is not None:
-                    front.site.write("login", path, text)
-                shown = ended(front.terminal("sbatch", *HELD, *WRAP))
-                assert re.fullmatch(r"Submitted batch job \d+\n", shown), (module, text)
+                    front.site.write("login", path, text, mode=0o755)
+                shown = ended(front.terminal("sbatch", *HELD, *WRAP)).replace("no answer\n", "")
+                assert re.fullmatch(r"Submitted batch job \d+\n", shown), (path, text)
         finally:
-            front.site.write("login", path, saved)
+            front.site.write("login", path, saved, mode=0o755)
 
 
-def test_the_stand_alone_script(front: FrontEnd) -> None:
-    script = (REPOSITORY / "slurm_hooks/standalone/cli_filter.lua").read_text()
-    front.site.hook("cli_filter", script)
-    assert "Submitted" in ended(front.terminal("sbatch", *HELD, *WRAP, ALMANAC_ADVICE="off"))
-    here = script.replace("/usr/share/almanac/lua", front.site.lua_dir)
-    named = f'(options, offset, {{advice = "{front.site.advice_dir}"}}) end'
-    front.site.hook("cli_filter", here.replace("(options, offset) end", named))
-    assert front.constraint(front.answered("y", "sbatch", *HELD, *WRAP)) == "gpu&hbm40g"
+def test_a_prompt_that_hangs_is_ended_and_one_that_asks_is_waited_for(front: FrontEnd) -> None:
+    front.filter_on(wait_s=5)
+    shell = front.terminal("sbatch", *HELD, *WRAP)
+    shell.expect_exact("for this job: ")
+    time.sleep(6)
+    shell.sendline("y")
+    assert front.constraint(ended(shell)) == "gpu&hbm40g"
+    saved = front.site.read("login", str(front.prompt))
+    front.site.write("login", str(front.prompt), b"#!/bin/sh\nexec sleep 60\n", mode=0o755)
+    try:
+        assert front.constraint(ended(front.terminal("sbatch", *HELD, *WRAP))) == "gpu&hbm80g"
+    finally:
+        front.site.write("login", str(front.prompt), saved, mode=0o755)
+
+
+def test_the_prompt_is_asked_whatever_the_users_environment_is(front: FrontEnd) -> None:
+    front.filter_on()
+    hostile = {
+        "PYTHONHOME": "/nonexistent",
+        "PYTHONPATH": front.home,
+        "LD_LIBRARY_PATH": front.home,
+    }
+    front.site.write("login", f"{front.home}/json.py", b"raise SystemExit('not mine')\n", owner="alice")
+    assert front.constraint(front.answered("y", "sbatch", *HELD, *WRAP, **hostile)) == "gpu&hbm40g"
 
 
 HOSTILE = "train-\x1b[31;5m%s%n`touch x`$(touch x)'\"\\;\n\tmore-7"
@@ -430,7 +347,7 @@ HOSTILE = "train-\x1b[31;5m%s%n`touch x`$(touch x)'\"\\;\n\tmore-7"
 def test_hostile_names_are_inert(front: FrontEnd, way: str) -> None:
     key = name_key(HOSTILE.replace('"', "`"))
     text = f'your last 14 runs of "{key}" peaked at 21.3 GiB per GPU.'
-    front.publish(advice(family(key, 2, 500, bound_mib=25396, tier="hbm40g", text=text), prompt="ask"))
+    front.publish(shown_advice(family(key, 2, 500, bound_mib=25396, tier="hbm40g", text=text), prompt="ask"))
     argv = ("-H", "-o", "/dev/null", "-J", HOSTILE, "--gpus=2", "--comment", HOSTILE)
     shell = front.terminal(way, *argv, "-C", "gpu&hbm80g", *WRAP)
     shell.expect_exact("for this job: ")
@@ -444,14 +361,6 @@ def test_hostile_names_are_inert(front: FrontEnd, way: str) -> None:
         shell = front.terminal(way, *argv, "-C", constraint, *WRAP)
         shell.expect(pexpect.EOF)
         shell.close()
-    assert front.run("ls", f"{front.home}/x").returncode != 0
-
-
-def test_hostile_folders(front: FrontEnd, way: str) -> None:
-    """The state's folder is named to sh."""
-    folder = f"{front.home}/.local/it's $(touch x)`touch x`\n;"
-    assert front.constraint(front.answered("a", way, *HELD, *WRAP, XDG_STATE_HOME=folder)) == "gpu&hbm40g"
-    assert b"always" in front.run("cat", f"{folder}/almanac/choices").stdout
     assert front.run("ls", f"{front.home}/x").returncode != 0
 
 

@@ -1,4 +1,4 @@
-"""What a cluster test works with: a running Slurm, the fake exporter beside it and the Prometheus that scrapes it."""
+"""Equipment of a cluster test: a running Slurm, the fake exporter, and the Prometheus that scrapes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERIES = re.compile(r"(?P<metric>\w+)\{(?P<labels>.*)\} (?P<value>\S+)")
 
 
 def trace_path() -> Path:
-    """Where the recorded counters lie on a developer's machine; the file need not be there."""
+    """Path of the recorded counters on a developer's machine; the file need not be there."""
     shared = os.environ.get("ALMANAC_SHARED_DATA") or HERE.parents[2] / "shared" / "data"
     return Path(shared) / TRACE
 
@@ -57,7 +57,7 @@ class Cluster:
         return self.lab.sbatch(user, *options, script=f"#!/bin/sh\n{said}\nsleep {seconds}\n{tail}\n")
 
     def scrape(self, metric: str = "") -> list[Series]:
-        """What the exporter shows now, of one metric or of all."""
+        """Return the exporter's samples now, of one metric or of all."""
         with urllib.request.urlopen(self.exporter_url, timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         matches = (SERIES.fullmatch(line) for line in lines)

@@ -1,12 +1,12 @@
-"""The generated site against the published numbers of perlmutter-telemetry, measured from its rows and job table.
+"""The generated site against the published numbers of Cankur et al., measured from its rows and job table.
 
-Nothing here looks into the plan: samples are joined to jobs by host and time as on a real site. Scrapes are a minute
-apart instead of ten seconds, so that 20,000 jobs are measured in seconds.
+Nothing here looks into the plan: samples are joined to jobs by host and time as on a real site. Scrapes are three
+minutes apart instead of ten seconds, so that 20,000 jobs are measured in seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -87,8 +87,8 @@ def _per_job(held: pd.DataFrame, sums: _Sums) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def measured() -> pd.DataFrame:
-    """The jobs that the paper's filters leave (II-C), with what telemetry says of them."""
-    shape = replace(SiteShape.perlmutter(seed=5), interval_s=60, counters=COUNTERS, faults=Faults(0.0, 0.0))
+    """The jobs that the paper's filters leave (II-C), with their telemetry."""
+    shape = SiteShape(seed=5, days=20_000 / 700, interval_s=180, counters=COUNTERS, faults=Faults(0.0, 0.0))
     plan = plan_site(shape)
     jobs = jobs_table(plan).to_pandas()
     jobs["hosts"] = [list(NodeSet(text)) if isinstance(text, str) else [] for text in jobs.node_list]
@@ -124,8 +124,7 @@ def test_run_times(measured: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "median_pct", "within"),
-    [(1, 4, 38, 2), (5, 8, 45, 4), (33, 512, 47.5, 6), (513, 10_000, 20, 8)],
+    ("low", "high", "median_pct", "within"), [(1, 4, 38, 2), (5, 8, 45, 4), (33, 512, 47.5, 6), (513, 10_000, 20, 8)]
 )
 def test_medians_of_utilization_by_size(
     measured: pd.DataFrame, low: int, high: int, median_pct: float, within: float
@@ -142,14 +141,8 @@ def test_bands_of_utilization(measured: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     ("pipes", "share"),
-    [
-        ({"fp64"}, 0.44),
-        ({"fp64", "tensor"}, 0.18),
-        ({"fp32"}, 0.06),
-        ({"fp32", "tensor"}, 0.04),
-        ({"tensor"}, 0.06),
-    ],
-)
+    [({"fp64"}, 0.44), ({"fp64", "tensor"}, 0.18), ({"fp32"}, 0.06), ({"fp32", "tensor"}, 0.04), ({"tensor"}, 0.06)],
+)  # fmt: skip
 def test_combinations_of_pipes(measured: pd.DataFrame, pipes: set[str], share: float) -> None:
     is_match = pd.Series(True, index=measured.index)
     for name in PIPES:
@@ -168,9 +161,9 @@ def test_81_percent_are_memory_bound(measured: pd.DataFrame) -> None:
 
 def test_jobs_cross_the_ridge_for_a_while(measured: pd.DataFrame) -> None:
     """The paper's jobs are classed by majority: 88% of the samples are memory-bound, but 81% of the jobs."""
-    classed = measured[(measured.compute + measured.memory > 200) & (measured.memory > measured.compute)]
+    classed = measured[(measured.compute + measured.memory > 66) & (measured.memory > measured.compute)]
     share = classed.memory / (classed.memory + classed.compute)
-    assert (share < 1).mean() > 0.3
+    assert (share < 1).mean() > 0.2
     assert 0.9 < share.mean() < 0.98
 
 

@@ -22,10 +22,9 @@ from demo import (
     plan_site,
     truth_table,
 )
-from demo.site import fold_hosts
 from demo.source import telemetry_by_hour
 from telemetry.counters import COUNTERS
-from telemetry.sources.base import Source
+from telemetry.sources.source import Source
 from telemetry.store.schema import JOBS, TELEMETRY
 
 SMALL = SiteShape(
@@ -54,8 +53,18 @@ def jobs(plan) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def telemetry(plan) -> pa.Table:
-    return telemetry_of(plan)
+def hours(plan) -> list[pa.Table]:
+    return hours_of(plan)
+
+
+@pytest.fixture(scope="module")
+def telemetry(hours) -> pa.Table:
+    return pa.concat_tables(hours)
+
+
+@pytest.fixture(scope="module")
+def long_truth() -> pd.DataFrame:
+    return truth_table(plan_site(replace(SMALL, days=20))).to_pandas()
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +84,12 @@ def test_same_shape_same_site(plan, telemetry: pa.Table) -> None:
     assert telemetry_of(again).equals(telemetry)
 
 
-def test_another_seed_another_site(plan) -> None:
-    assert not generate_jobs(replace(SMALL, seed=12)).equals(jobs_table(plan))
-
-
 def test_jobs_have_the_schema_and_unique_keys(plan) -> None:
     table = jobs_table(plan)
     assert table.schema.equals(JOBS, check_metadata=True)
     frame = table.to_pandas()
     assert not frame.duplicated(["job_id", "submit_s"]).any()
     assert frame.submit_s.is_monotonic_increasing
-
-
-def test_truth_belongs_to_the_jobs(jobs: pd.DataFrame) -> None:
-    truth = truth_table(plan_site(SMALL)).to_pandas()
-    both = jobs.merge(truth, on=["job_id", "submit_s"])
-    assert len(both) == len(jobs)
-    assert (both.gpu_count == both.gpus).all()
 
 
 def test_no_node_is_held_twice(jobs: pd.DataFrame) -> None:
@@ -112,20 +110,15 @@ def test_times_of_jobs_are_possible(jobs: pd.DataFrame) -> None:
     assert (jobs[jobs.state == "TIMEOUT"].elapsed_s >= jobs[jobs.state == "TIMEOUT"].time_limit_s).all()
 
 
-def test_every_ending_occurs() -> None:
+def test_every_ending_occurs_and_a_requeued_job_keeps_its_id() -> None:
     frame = generate_jobs(replace(SMALL, days=8)).to_pandas()
     assert {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"} <= set(frame.state)
     never_started = frame[frame.start_s.isna()]
     assert set(never_started.state) <= {"CANCELLED", "PENDING"}
     assert never_started.node_list.isna().all()
-
-
-def test_a_requeued_job_keeps_its_id() -> None:
-    frame = generate_jobs(replace(SMALL, days=8)).to_pandas()
     again = frame[frame.restarts == 1]
-    assert len(again)
     first = frame[frame.restarts == 0].merge(again, on="job_id")
-    assert len(first) == len(again)
+    assert len(first) == len(again) > 0
     assert set(first.state_x) == {"NODE_FAIL"}
     assert (first.end_s_x == first.submit_s_y).all()
 
@@ -169,39 +162,20 @@ def test_array_tasks_share_an_array_id_and_a_submission(jobs: pd.DataFrame) -> N
     assert not tasks.duplicated(["array_job_id", "array_task_id"]).any()
 
 
-def test_run_times_repeat_within_a_family() -> None:
+def test_run_times_repeat_within_a_family(long_truth: pd.DataFrame) -> None:
     """The spread of the logarithm within families is much smaller than over all jobs: history predicts."""
-    truth = truth_table(plan_site(replace(SMALL, days=20))).to_pandas()
-    truth = truth[truth.is_started & (truth.run_s > 0)]
+    truth = long_truth[long_truth.is_started & (long_truth.run_s > 0)]
     log_s = np.log(truth.run_s)
     within = (log_s - log_s.groupby(truth.family).transform("median")).abs().median()
     overall = (log_s - log_s.median()).abs().median()
     assert within < 0.6 * overall
 
 
-def test_new_users_show_up_late() -> None:
-    frame = generate_jobs(replace(SMALL, days=10, users=60)).to_pandas()
-    first = (frame.groupby("user").submit_s.min() - SMALL.start_s) / (10 * 86400)
-    assert 2 <= (first > 0.3).sum() <= 20
-
-
-def test_some_families_grow() -> None:
-    truth = truth_table(plan_site(replace(SMALL, days=20))).to_pandas()
-    growing = truth[truth.is_growing]
-    ratios = growing.groupby("family").need_mib.agg(lambda need: need.tail(3).mean() / need.head(3).mean())
-    assert len(ratios) >= 2
-    assert ratios.median() > 1.5
-
-
-def test_telemetry_has_the_schema_in_order_without_duplicates(plan) -> None:
-    for table in hours_of(plan):
+def test_hours_hold_their_own_rows_in_order_without_duplicates(hours: list[pa.Table]) -> None:
+    for hour, table in enumerate(hours):
         assert table.schema.equals(TELEMETRY, check_metadata=True)
         assert table.sort_by([(name, "ascending") for name in KEY]).equals(table)
         assert len(table.group_by(KEY).aggregate([])) == len(table)
-
-
-def test_hours_hold_their_own_rows(plan) -> None:
-    for hour, table in enumerate(hours_of(plan)):
         if len(table):
             times_s = table["time_ms"].to_numpy() // 1000 - SMALL.start_s
             assert times_s.min() >= hour * 3600
@@ -231,14 +205,6 @@ def test_counters_stay_within_their_limits(telemetry: pa.Table) -> None:
     assert telemetry["power_w"].to_numpy().max() <= 400
 
 
-def test_memory_never_exceeds_the_gpu(telemetry: pa.Table) -> None:
-    used, total = telemetry["hbm_used_mib"].to_numpy(), telemetry["hbm_total_mib"].to_numpy()
-    assert (used <= total).all()
-    assert set(total.tolist()) == {40960.0, 81920.0}
-    is_80 = np.array([model.endswith("80GB") for model in telemetry["model"].to_pylist()])
-    assert ((total == 81920) == is_80).all()
-
-
 def test_peaks_in_telemetry_are_those_of_the_truth(samples: pd.DataFrame, plan) -> None:
     truth = truth_table(plan).to_pandas()
     truth = truth[truth.is_started & (truth.run_s >= 300) & (truth.role == 0)].drop_duplicates("job_id", keep=False)
@@ -262,8 +228,7 @@ def test_preallocated_memory_is_flat_from_the_first_sample_on(samples: pd.DataFr
 
 
 def test_a_job_that_needs_more_than_its_gpu_fails_near_capacity() -> None:
-    shape = replace(SMALL, days=12)
-    plan = plan_site(shape)
+    plan = plan_site(replace(SMALL, days=12))
     truth = truth_table(plan).to_pandas()
     starved = truth[(truth.need_mib > truth.capacity_mib) & (truth.framework < 0) & truth.is_started]
     assert len(starved)
@@ -287,12 +252,10 @@ def test_energy_is_the_integral_of_power(telemetry: pa.Table) -> None:
     assert mean_w.between(45, 400).all()
 
 
-def test_energy_may_start_again(plan) -> None:
-    shape = replace(SMALL, faults=Faults(0.0, 0.0, energy_reset_per_host_day=3.0))
-    table = telemetry_of(plan_site(shape))
+def test_energy_may_start_again() -> None:
+    table = telemetry_of(plan_site(replace(SMALL, faults=Faults(0.0, 0.0, energy_reset_per_host_day=3.0))))
     rows = table.select([*KEY, "energy_mj"]).to_pandas().sort_values(KEY)
-    falls = rows.groupby(["host", "gpu"]).energy_mj.diff() < 0
-    assert falls.sum() >= 4
+    assert (rows.groupby(["host", "gpu"]).energy_mj.diff() < 0).sum() >= 4
     assert rows.energy_mj.min() >= 0
 
 
@@ -343,12 +306,6 @@ def test_only_wanted_counters_are_filled() -> None:
     for counter in COUNTERS:
         nulls = table[counter.column].null_count
         assert nulls == (0 if counter.column in BENCH_COUNTERS else len(table))
-
-
-@pytest.mark.parametrize("numbers", [[7], [1, 2, 3], [1, 3], [1001, 1002, 1005, 8193]])
-def test_folded_hosts_are_read_back_by_clustershell(numbers: list[int]) -> None:
-    hosts = [f"nid{n:06d}" for n in numbers]
-    assert list(NodeSet(fold_hosts(hosts))) == hosts
 
 
 def test_demo_is_as_large_as_it_says() -> None:

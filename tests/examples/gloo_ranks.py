@@ -77,7 +77,7 @@ def two_hundred_steps(rank: int) -> dict[str, Any]:
             total = min(batch, n_samples - step * batch)
             size = sampler.local_size
             with sampler.forward():
-                time.sleep((0.0003, 0.0001, 0.0002)[rank] * size)
+                time.sleep((0.0009, 0.0003, 0.0006)[rank] * size)
                 loss = sampler.scale(loss_of(model, x, y))
             for optimizer in optimizers:
                 optimizer.zero_grad()

@@ -16,62 +16,61 @@ from reported_site import CLUSTER
 from rich.console import Console
 
 from cli.main import COMMANDS, cli
-from reports.job.report import render_email
-from reports.job.terminal import render_terminal
+from reports.job.conclusions import report_of
+from reports.job.render import render_email, render_terminal
 from reports.mail.digest import Digest, render_burst, render_weekly
-from reports.mail.message import Rendered
+from reports.mail.handover import Rendered
 
 Case = Callable[[Bench], str]
 COSMOFLOW = "--user benabel -J cosmoflow_pretrain_20261118_11 --gpus=4 -C gpu&hbm80g"
 ALPHAFOLD = "--user carlabel -J pyscf-test-set --gpus=8 -C gpu&hbm80g"
-SIMULATED = "--config untrained.toml simulate --jobs 1 --nodes 2 --from 0.7 --no-controls"
-TYPED = "simulate jobs.trace --throughputs speeds.json --gpu-types h100=4,a100=4 --placement all --jobs 1"
-PACKED = "simulate --throughputs pairs.json --gpu-types h100=4 --arrival-jobs 60 --seeds 2 --packing all"
+SIMULATED = "--config untrained.toml simulate --jobs 1 --nodes 2 --from 0.7 --set controls=0"
+TYPED = "simulate jobs.trace --throughputs speeds.json --gpu-types h100=4,a100=4 --jobs 1"
+PACKED = "simulate --packing --throughputs pairs.json --gpu-types h100=4 --set jobs=60 --set seeds=2"
 BOTH = {
     "advise/smaller": f"advise {COSMOFLOW}",
     "advise/why": f"advise --why {ALPHAFOLD}",
+    "changes": "changes",
     "backtest/power": "backtest power --node-set hbm40g",
     "backtest/tier": "backtest tier",
     "backtest/tier-followed": "backtest tier --tier-nodes hbm40g=2 --tier-nodes hbm80g=1 --gpus-per-node 4 --follow 1",
     "backtest/type": "backtest type",
+    "backtest/waits": "backtest waits",
     "doctor/healthy": "doctor",
     "forget": "forget benabel",
     "jobs/all": "jobs -a -n 20",
-    "mig/paper": "mig paper --orders 5",
     "mig/plan": "mig plan",
     "mig/raise": "mig raise",
-    "mig/simulate": "mig simulate --nodes 1 --days 0.25",
     "mig/status": "mig status",
     "models": "models",
-    "place/plan": "place plan",
-    "place/status": "place status",
-    "place/undo": "place undo",
-    "power/history": "power history",
+    "place/plan": "place",
+    "place/undo": "place --clear",
     "power/plan": "power plan",
     "power/status": "power status",
     "publish-dry-run": "publish --dry-run",
     "report/of-the-site": "report 1000180",
     "reprioritize": "reprioritize",
     "run/list": "run --list",
-    "simulate/packing": PACKED,
-    "simulate/placement": TYPED,
     "site-report": "site-report --names",
     "waits": "waits",
 }
 """Commands that print text, and with --json the same as JSON. None of them writes to the site."""
 ONE = {
     "advise/newcomer.txt": "advise --user newcomer -J first --gpus=4 -C gpu&hbm80g",
-    "backtest/priority.txt": "--config untrained.toml backtest priority --nodes 2 --jobs 1 --from 0.85",
-    "characterize.txt": "characterize",
+    "study.txt": "site-report --study",
     "evaluate.txt": "evaluate --share 0.1",
     "jobs/columns.txt": "jobs -e",
     "jobs/of-a-user.csv": "jobs -u benabel -n 10 --csv",
     "jobs/wide.txt": "jobs -a -n 10 -w",
     "mail/choice.txt": "mail",
     "metrics.prom": "metrics",
-    "place/dry-run.txt": "place apply",
+    "place/dry-run.txt": "place --apply",
+    "simulate/mig.txt": "simulate --mig --nodes 1 --set days=0.25",
+    "simulate/packing.txt": PACKED,
+    "simulate/placement.txt": TYPED,
+    "simulate/placement.json": f"{TYPED} --policy fifo --json",
     "simulate/policies.txt": f"{SIMULATED} --policy fifo,qssf,sjf+easy",
-    "simulate/policies.json": f"{SIMULATED} --policy fifo --json",
+    "simulate/policies.json": f"{SIMULATED} --policy fifo+easy --json",
     "unknown-command.txt": "raport",
 }
 
@@ -103,7 +102,7 @@ def _on_terminal(name: str) -> Case:
     def show(bench: Bench) -> str:
         console = Console(width=100, file=io.StringIO(), highlight=False, markup=False, emoji=False, no_color=True)
         with console.capture() as capture:
-            console.print(render_terminal(bench.reported.contexts[name], 100))
+            console.print(render_terminal(report_of(bench.reported.contexts[name]), 100))
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
     return show
@@ -135,7 +134,7 @@ def _forms(render: Callable[[Bench], Rendered]) -> Mapping[str, Case]:
 
 
 def _job_mail(name: str) -> Mapping[str, Case]:
-    return _forms(lambda bench: render_email(bench.reported.contexts[name], bench.reported.config))
+    return _forms(lambda bench: render_email(report_of(bench.reported.contexts[name])))
 
 
 def _published(path: str) -> Case:
@@ -201,7 +200,8 @@ def _all() -> dict[str, Case]:
         "published/files.txt": _published_names,
         "published/advice-of-the-site.txt": _published("user/_site/advice"),
         "published/advice-of-a-user.txt": _published("user/60002/advice"),
-        "published/times-of-a-user.txt": _published("user/60002/times"),
+        "published/advice-of-a-user.json": _published("user/60002/advice.json"),
+        "published/times-of-a-user.json": _published("user/60002/times"),
         "published/jobs-of-a-user.json": _published("user/60004/jobs"),
         "published/report.json": _published("user/60003/reports/*"),
         "train.txt": _trained,

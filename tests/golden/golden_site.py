@@ -9,28 +9,27 @@ import os
 import pwd
 import shutil
 import socket
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import golden_slurm
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from one_batch import OneBatch
 
 import cli.main
 from almanac.config_file import load_config
-from almanac.records import Counts
 from cli.demo import CONFIG
 from demo import GeneratedSource, SiteShape
+from slurm.sacct import COLUMNS
 from telemetry.ingest import IngestResult, ingest
 from telemetry.metrics.summary import summarize
-from telemetry.sources.base import RowBatch
-from telemetry.sources.sacct_text import COLUMNS
 from telemetry.store.store import Store
 
 NOW_S = 1_795_003_200
@@ -89,22 +88,6 @@ A, B = "('a', 1)", "('b', 1)"
 PAIRS = {"h100": {A: {"null": 10.0, A: [9.0, 9.0], B: [8.0, 1.0]}, B: {"null": 2.0, B: [1.8, 1.8]}}}
 
 
-@dataclass(frozen=True)
-class OneBatch:
-    """A source's rows of each table at once: a tenth of the transactions."""
-
-    source: GeneratedSource
-    name: str = "sacct"
-
-    def read(self, since_s: int, until_s: int) -> Iterator[RowBatch]:
-        tables: dict[str, list[pa.Table]] = {}
-        for batch in self.source.read(since_s, until_s):
-            tables.setdefault(batch.table, []).append(batch.rows)
-        for table, parts in tables.items():
-            rows = pa.concat_tables(parts, promote_options="default")
-            yield RowBatch(table, rows, Counts(len(rows), len(rows)), until_s)
-
-
 def fill(folder: Path) -> None:
     """Build the site: ingested, summarized, and trained. The clock must stand at NOW_S."""
     golden_slurm.install(folder / "slurm", NOW_S, " ".join(COLUMNS))
@@ -148,7 +131,8 @@ def hold_still(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "geteuid", lambda: 60_000)  # neither root nor the owner of a folder: nothing is handed out
     patch.setattr(socket, "gethostname", lambda: "host")
     patch.setattr(socket, "getfqdn", lambda *_: "host.example.org")
-    patch.setattr("cli.doctor.main.check_trust", lambda app: iter(()))  # whose the folders of the test are
+    patch.setattr("reports.job.plots.png", lambda figure: b"")  # no golden file has a picture
+    patch.setattr("cli.doctor.site.check_trust", lambda app: iter(()))  # whose the folders of the test are
     names = {uid: name for name, uid in UIDS.items()}
 
     def account(uid: int) -> pwd.struct_passwd:
@@ -186,9 +170,9 @@ class Bench:
         os.chdir(site or self.site)
         return run(*argv)
 
-    def copied(self) -> Path:
-        """The site for a command that changes it."""
-        return Path(shutil.copytree(self.site, self.tmp / "site"))
+    def copied(self, site: Path | None = None) -> Path:
+        """The site, or another copy of it, for a command that changes it."""
+        return Path(shutil.copytree(site or self.site, Path(tempfile.mkdtemp(dir=self.tmp)) / "site"))
 
     @property
     def published(self) -> Path:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from telemetry.slurm.hostlist import expand
+from slurm.hostlist import expand
 
 SCRIPT = """#!/bin/sh
 cd "${0%/*}" || exit 9

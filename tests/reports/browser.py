@@ -19,7 +19,7 @@ FLAGS = (
     "--disable-features=OptimizationHints,Translate,MediaRouter,DialMediaRouteProvider", "--no-default-browser-check",
 )  # fmt: skip
 OWN_HOSTS = {"accounts.google.com", "clients2.google.com", "update.googleapis.com"}
-"""What Chromium asks for by itself at times, whatever the page."""
+"""Addresses that Chromium asks for by itself at times, for any page."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _run(*arguments: str) -> str:
 
 
 class Proxy:
-    """Where every request of the browser goes: it notes the host, and answers nothing."""
+    """A proxy for every request of the browser: it notes the host, and answers nothing."""
 
     def __enter__(self) -> Proxy:
         self.hosts: set[str] = set()

@@ -17,9 +17,11 @@ from advisor.service import train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
-from reports.job.context import JobContext, build
+from reports.job.build import build
+from reports.job.evidence import JobContext
 from telemetry.history import load_history
 from telemetry.metrics.summary import summarize
+from telemetry.site import Site as BoundSite
 from telemetry.store.schema import TABLES, TELEMETRY
 from telemetry.store.store import Store
 
@@ -50,51 +52,24 @@ class Site:
         return dict(zip(CASES, self.build(*CASES.values()), strict=True))
 
     def build(self, *job_ids: int, **options: Any) -> list[JobContext]:
-        return build(self.store.of(CLUSTER), job_ids, self.config, NOW_S, **options)
+        return build(BoundSite.of(self.store.of(CLUSTER), self.config, NOW_S), job_ids, **options)
 
 
 def job(job_id: int, hosts: str, gpus: int, start_s: int, elapsed_s: int, **more: Any) -> dict[str, Any]:
     name = more.get("name", "train-1")
     return {
-        "job_id": job_id,
-        "submit_s": start_s - 60,
-        "user": "alice",
-        "account": "acc",
-        "partition": "gpu",
-        "qos": "normal",
-        "state": "COMPLETED",
-        "start_s": start_s,
-        "end_s": start_s + elapsed_s,
-        "elapsed_s": elapsed_s,
-        "time_limit_s": 4 * HOUR_S,
-        "node_count": max(1, gpus // 4),
-        "node_list": hosts,
-        "cpu_count": 16,
-        "gpu_count": gpus,
-        "gpu_count_req": gpus,
-        "constraints": "gpu&hbm80g",
-        "tier": "hbm80g",
-        **more,
-        "name": name,
-        "name_key": name_key(name),
-    }
+        "job_id": job_id, "submit_s": start_s - 60, "user": "alice", "account": "acc", "partition": "gpu",
+        "qos": "normal", "state": "COMPLETED", "start_s": start_s, "end_s": start_s + elapsed_s,
+        "elapsed_s": elapsed_s, "time_limit_s": 4 * HOUR_S, "node_count": max(1, gpus // 4), "node_list": hosts,
+        "cpu_count": 16, "gpu_count": gpus, "gpu_count_req": gpus, "constraints": "gpu&hbm80g", "tier": "hbm80g",
+        **more, "name": name, "name_key": name_key(name),
+    }  # fmt: skip
 
 
 def samples(
-    host: str,
-    gpu: int,
-    start_s: int,
-    elapsed_s: int,
-    util: float,
-    gib: float,
-    *,
-    pipe: str = "tensor",
-    dram: float = 0.3,
-    active: float = 0.2,
-    mig: str = "",
-    total_mib: float = 81920.0,
-    ramp_s: int = 80,
-) -> pa.Table:
+    host: str, gpu: int, start_s: int, elapsed_s: int, util: float, gib: float, *, pipe: str = "tensor",
+    dram: float = 0.3, active: float = 0.2, mig: str = "", total_mib: float = 81920.0, ramp_s: int = 80,
+) -> pa.Table:  # fmt: skip
     """One GPU, a sample every 10 s, with a ripple of its own; util 0 is an idle one."""
     time_s = np.arange(start_s, start_s + elapsed_s, 10)
     ripple = 1 + 0.04 * np.sin(np.arange(len(time_s)) / 3 + gpu)
@@ -181,23 +156,16 @@ def _jobs_and_samples() -> Iterator[tuple[dict[str, Any], list[pa.Table]]]:
     yield job(1501, "n14", 1, T0, HOUR_S, name="jax"), [reserved.set_column(place, "hbm_used_mib", flat)]
 
 
-REPORTED = parse_config(
-    {
-        "advice": {"risk": 0.05},
-        "tiers": [
-            {"name": f"hbm{size}g", "capacity_mib": size * 1024, "constraint": f"hbm{size}g"} for size in (40, 80)
-        ],
-    }
-)
+TIERS = [{"name": f"hbm{size}g", "capacity_mib": size * 1024, "constraint": f"hbm{size}g"} for size in (40, 80)]
+REPORTED = parse_config({"advice": {"risk": 0.05}, "tiers": TIERS})
 
 
 def _fill(folder: Path) -> None:
     store = Store.create(folder / "store")
     rows, tables = zip(*_jobs_and_samples(), strict=True)
     store.of(CLUSTER).write("jobs", pa.Table.from_pylist(list(rows), TABLES["jobs"].schema))
-    store.of(CLUSTER).write(
-        "telemetry", pa.concat_tables([part for each in tables for part in each], promote_options="default")
-    )
+    parts = [part for each in tables for part in each]
+    store.of(CLUSTER).write("telemetry", pa.concat_tables(parts, promote_options="default"))
     summarize(store.of(CLUSTER), REPORTED, 0, NOW_S)
     history = load_history(store.of(CLUSTER), running=True)
     save(train(history, REPORTED, NOW_S), store.of(CLUSTER).models_dir)

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from almanac.exposition import Labels, exposition, family
+from almanac.published.outgoing import outgoing_of
 from cli.app import App
 from cli.metrics import command
 from reports.advice_outcomes import ADVICE_DAYS
-from reports.mail.outbox import EndedRun, Message, Outbox, outbox_path
+from reports.mail.record import GIVEN_UP, EndedRun, MailRecord, Message, record_path
+from reports.published.live import LiveJob, publish_live
 from reports.self_metrics import DAY_S, AdviceOutcomes, collect, load_outcomes
-from reports.textfile import Labels, exposition, family
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -103,33 +105,29 @@ def test_of_an_empty_store_nothing_is_said_to_be_0(store: Store) -> None:
     assert [name for name in values(store) if "build_info" not in name] == []
 
 
-def test_reports_as_the_outbox_counts_them(store: Store) -> None:
+def test_reports_as_the_record_counts_them(store: Store) -> None:
     runs = [EndedRun("c", number, NOW_S - 500, "alice", NOW_S - number, 1) for number in range(1, 7)]
     mails = [
         Message(f"<{number}@almanac>", "alice", "alice@example.org", "job", b"x", (run,))
         for number, run in enumerate(runs[:4])
     ]
-    with Outbox(outbox_path(store.root)) as outbox:
-        outbox.notice(runs)
-        for number, mail in enumerate(mails):
-            outbox.put(mail, NOW_S - 200 - number)
-        outbox.sent(mails[0], NOW_S)
-        outbox.sent(mails[1], NOW_S)
-        outbox.failed(mails[2], "451 later")
-        outbox.failed(mails[2], "451 later")
-        outbox.give_up(NOW_S - 203, NOW_S, "550 no")
-        outbox.skip([runs[4]], 'no "GPU"', NOW_S)
+    with MailRecord(record_path(store.root)) as record:
+        record.notice(runs)
+        for mail in mails[:3]:
+            record.trying(mail, NOW_S)
+        record.taken(mails[0], NOW_S)
+        record.taken(mails[1], NOW_S)
+        record.failed(mails[2].runs, "451 later", NOW_S)
+        record.failed(mails[2].runs, "451 later", NOW_S)
+        record.skip([runs[3]], GIVEN_UP, NOW_S)
+        record.skip([runs[4]], 'no "GPU"', NOW_S)
     found = values(store)
     assert {name: value for name, value in found.items() if "reports" in name} == {
-        'almanac_reports_sent_total{kind="job"}': 2,
-        "almanac_reports_failed_tries_total": 2,
-        "almanac_reports_given_up_total": 1,
-        'almanac_reports_skipped_total{reason="no \\"GPU\\""}': 1,
-        "almanac_reports_waiting": 1,
-        "almanac_reports_waiting_oldest_age_seconds": 6,
-        "almanac_reports_queued": 1,
-        "almanac_reports_queued_oldest_age_seconds": 202,
-    }
+        'almanac_reports_sent_total{kind="job"}': 2, "almanac_reports_failed_tries_total": 2,
+        "almanac_reports_given_up_total": 1, 'almanac_reports_skipped_total{reason="no \\"GPU\\""}': 1,
+        "almanac_reports_waiting": 1, "almanac_reports_waiting_oldest_age_seconds": 6, "almanac_reports_refused": 1,
+        "almanac_reports_refused_oldest_age_seconds": 3,
+    }  # fmt: skip
 
 
 def test_a_watermark_in_the_future_is_shown(store: Store) -> None:
@@ -229,7 +227,7 @@ def test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store: Store) -> No
 
 
 def test_a_row_counts_long_after_it_changed_last_and_what_is_older_is_not_read(store: Store) -> None:
-    """Of a file that is renewed each day only what changes is kept; a damaged file is not noticed where none looks."""
+    """The store keeps the changed rows of a file that is renewed daily. Nobody else notices a damaged file."""
     t0, forgotten = NOW_S - DAY_S, NOW_S - (ADVICE_DAYS + 2) * DAY_S
     write(store, "advice", [file(forgotten), row(forgotten, name_key="old")])
     for path in store.of("c").files("advice"):
@@ -240,7 +238,7 @@ def test_a_row_counts_long_after_it_changed_last_and_what_is_older_is_not_read(s
 
 
 def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_path: Path) -> None:
-    test_reports_as_the_outbox_counts_them(store)
+    test_reports_as_the_record_counts_them(store)
     test_errors_of_forecasts_are_of_ended_jobs_of_the_window(store)
     store.of("c").set_watermark("prometheus", 1000)
     path = tmp_path / "almanac.prom"
@@ -255,8 +253,8 @@ def test_the_file_is_whole_readable_and_taken_by_prometheus(store: Store, tmp_pa
     check(text)
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} == names
-    reports = ("sent_total", "failed_tries_total", "given_up_total", "skipped_total", "waiting", "queued",
-               "waiting_oldest_age_seconds", "queued_oldest_age_seconds")  # fmt: skip
+    reports = ("sent_total", "failed_tries_total", "given_up_total", "skipped_total", "waiting", "refused",
+               "waiting_oldest_age_seconds", "refused_oldest_age_seconds")  # fmt: skip
     others = ("build_info", "ingest_watermark_timestamp_seconds", "ingest_lag_seconds", "metrics_backlog",
                   "ingest_watermark_ahead_seconds",
               "advice_jobs", "forecast_jobs", "forecast_median_abs_log_error", "forecast_share_within_2x")  # fmt: skip
@@ -277,3 +275,21 @@ def test_only_operators_and_only_names_that_are_read(store: Store, tmp_path: Pat
     lost = CliRunner().invoke(command, ["--textfile", "/proc/self/nothing/x.prom"], obj=operator)
     assert "cannot be written" in str(lost.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_running_gpus_by_partition_and_jobs_that_a_node_ended(store: Store) -> None:
+    jobs = [LiveJob(n, str(n), "ann", part, "x", 4, 10, idle_gpus=idle)
+            for n, part, idle in ((1, "gpu", 4), (2, "gpu", 1), (3, "big", 0))]  # fmt: skip
+    publish_live(outgoing_of(store.root, "c"), "c", NOW_S - 60, jobs, {"ann": 1000}.get)
+    ended = {"submit_s": NOW_S - 9000, "start_s": NOW_S - 8000, "end_s": NOW_S - 7000, "user": "ann", "gpu_count": 4}
+    rows = [{"job_id": 5, **ended, "state": "NODE_FAIL", "node_list": "n1", "node_count": 1},
+            {"job_id": 6, **ended, "state": "FAILED", "node_list": "n2", "node_count": 1}]  # fmt: skip
+    write(store, "jobs", rows)
+    found = {name: value for name, value in values(store).items() if "watch_" in name or "node_failures" in name}
+    assert found == {
+        'almanac_watch_gpus{cluster="c",partition="big"}': 4, 'almanac_watch_gpus{cluster="c",partition="gpu"}': 8,
+        'almanac_watch_idle_gpus{cluster="c",partition="big"}': 0,
+        'almanac_watch_idle_gpus{cluster="c",partition="gpu"}': 5,
+        'almanac_node_failures{cluster="c",node="n1"}': 1,
+    }  # fmt: skip
+    assert not any("watch_" in line for line in exposition(collect(store, NOW_S + 600)).splitlines() if line[0] != "#")

@@ -1,4 +1,4 @@
-"""Lets the tests import the plain simulator that lies beside them."""
+"""Let the tests import the plain simulator of this folder."""
 
 import sys
 from pathlib import Path

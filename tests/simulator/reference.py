@@ -148,7 +148,7 @@ class Reference:
                         spare[node] -= gpus
 
     def _reserve(self, head: ReferenceJob) -> tuple[int, list[int]]:
-        """(when the first job can start, GPUs of each node that it leaves free from then on)."""
+        """Return (start of the first job, GPUs of each node that it leaves free from then on)."""
         count = self.count()
         ends = sorted({self.expected_end_s[job.number] for job in self.running})
         for end in ends:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import ConfigError
-from simulator.cluster import Cluster, NodeSet, PartitionSize
-from simulator.cluster_file import read_cluster
+from simulator.cluster import Cluster, NodeGroup, PartitionSize, read_cluster
 
 WHOLE = """
 boot_s = 60
@@ -40,8 +39,8 @@ def read(folder: Path, text: str, first_s: int = 0) -> Cluster:
 def test_every_key_is_read_and_day_0_starts_with_the_first_submission(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE, 1000) == Cluster(
         (
-            NodeSet(4, 8, "A100", 79.5 * 1024, frozenset({"hbm80g", "ib"}), ("a", "b")),
-            NodeSet(1, 2),
+            NodeGroup(4, 8, "A100", 79.5 * 1024, frozenset({"hbm80g", "ib"}), ("a", "b")),
+            NodeGroup(1, 2),
         ),
         {"a": [PartitionSize(1000, 4), PartitionSize(87_400, 2)]},
         boot_s=60,

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from almanac.errors import RequestError
-from simulator.cluster import Cluster, NodeFailure, NodeSet, PartitionSize, uniform
+from simulator.cluster import Cluster, NodeFailure, NodeGroup, PartitionSize, uniform
 from simulator.engine import STUCK, TOO_LARGE, simulate
-from simulator.policies.base import Policy
-from simulator.policies.ordered import Fifo, Sjf, Srtf
-from simulator.record import CANCELED, COMPLETED, TIMEOUT, Record
+from simulator.policies.base import Fifo, Policy, Sjf, Srtf
+from simulator.simulation import CANCELED, COMPLETED, TIMEOUT, Record
 from simulator.workload import make_workload
 
 
@@ -84,79 +83,54 @@ def test_a_dependent_job_waits_for_the_end() -> None:
 
 
 def test_a_failed_node_sends_its_jobs_back() -> None:
-    cluster = Cluster((NodeSet(1, 4),), failures=(NodeFailure(0, 10, 40),))
+    cluster = Cluster((NodeGroup(1, 4),), failures=(NodeFailure(0, 10, 40),))
     record = run([(0, 20, 4)], Fifo(), cluster)
     assert [(each.start_s, each.end_s) for each in record.runs()] == [(0, 10), (40, 60)]
 
 
+def test_a_reserved_node_that_fails_is_reserved_no_more() -> None:
+    cluster = Cluster((NodeGroup(3, 4),), failures=(NodeFailure(2, 10, 300),))
+    easy = Fifo()
+    easy.backfill = "easy"
+    record = run([(0, 100, 2), (0, 200, 4), (1, 50, 8), (20, 150, 2)], easy, cluster)
+    # The third job was to start at 100 on the nodes 0 and 2; without node 2 it starts at 200, and the last fits before.
+    assert record.start_s.tolist() == [0, 0, 200, 20]
+
+
 def test_a_sleeping_node_boots_for_a_job_that_needs_it() -> None:
-    cluster = Cluster((NodeSet(3, 4),), boot_s=100, asleep=frozenset({1, 2}))
+    cluster = Cluster((NodeGroup(3, 4),), boot_s=100, asleep=frozenset({1, 2}))
     record = run([(0, 500, 4), (5, 10, 4)], Fifo(), cluster)
     assert record.start_s.tolist() == [0, 105]
     assert [state for state in record.node_states if state[2] != "asleep"] == [(5, 1, "booting"), (105, 1, "up")]
 
 
+def test_sleeping_nodes_boot_for_the_first_job_of_each_pool() -> None:
+    cluster = Cluster(
+        (NodeGroup(1, 4, partitions=("p",)), NodeGroup(1, 4, partitions=("q",))), asleep=frozenset({0, 1})
+    )
+    skip = Fifo()
+    skip.backfill = "skip"
+    record = run([(0, 10, 4), (5, 10, 4)], skip, cluster, partition=["p", "q"])
+    assert record.start_s.tolist() == [300, 305]
+
+
 def test_a_partition_grows_with_the_day() -> None:
-    cluster = Cluster((NodeSet(2, 4),), sizes={"vc": (PartitionSize(0, 1), PartitionSize(100, 2))})
+    cluster = Cluster((NodeGroup(2, 4),), sizes={"vc": (PartitionSize(0, 1), PartitionSize(100, 2))})
     record = run([(0, 500, 4), (5, 10, 4)], Fifo(), cluster, partition="vc")
     assert record.start_s.tolist() == [0, 100]
 
 
 def test_what_cannot_run_is_counted() -> None:
-    cluster = Cluster((NodeSet(1, 4), NodeSet(1, 4, partitions=("p",))), asleep=frozenset())
+    cluster = Cluster((NodeGroup(1, 4), NodeGroup(1, 4, partitions=("p",))), asleep=frozenset())
     record = run([(0, 5, 16), (1, 5, 1)], Fifo(), cluster, partition="p", job_id=["a", "b"], depends_on=["", "a"])
     assert record.unfinished == {TOO_LARGE: 1, STUCK: 1}
 
 
-class Packed(Fifo):
-    """Two jobs a GPU; each runs at 0.8 of its speed beside another."""
-
-    def __init__(self) -> None:
-        self.slices = {"half": (0b01, 0b10)}
-
-    def speeds(self, job: int, node_set: int, neighbors: Sequence[int]) -> float:  # type: ignore[override]
-        return 0.8 if neighbors else 1.0
-
-
-def test_jobs_that_share_a_gpu_slow_each_other() -> None:
-    record = run([(0, 100, 1), (0, 40, 1), (0, 10, 1)], Packed(), uniform(1, 1), slice=["half", "half", ""])
-    # Together until 50 (40 / 0.8), when the first has 60 s left and runs alone; the whole GPU is free at 110.
-    assert record.end_s.tolist() == [110, 50, 120]
-    assert list(record.allocations) == [((0, 1),)] * 3
-
-
-class Faster(Fifo):
-    """Takes nodes of the second set first, on which jobs run twice as fast."""
-
-    def node_sets(self, job: int) -> Sequence[Sequence[int]]:
-        return ((1,), (0,))
-
-    def speeds(self, job: int, node_set: int, neighbors: Sequence[int]) -> float:  # type: ignore[override]
-        return 2.0 if node_set == 1 else 1.0
-
-
-def test_speed_depends_on_the_gpu() -> None:
-    record = run([(0, 100, 4), (0, 100, 4)], Faster(), Cluster((NodeSet(1, 4), NodeSet(1, 4))))
-    assert [node for ((node, _),) in record.allocations] == [1, 0]
-    assert record.end_s.tolist() == [50, 100]
-
-
-def test_slices_know_their_positions() -> None:
-    class Mig(Fifo):
-        def __init__(self) -> None:
-            self.slices = {"3g": (0x0F, 0xF0), "1g": tuple(1 << place for place in range(7))}
-
-    record = run([(0, 10, 1)] * 4, Mig(), uniform(1, 1), slice=["3g", "1g", "3g", "1g"])
-    # The first small slice takes no position of the first large one, but one of the second: that has to wait.
-    assert record.start_s.tolist() == [0, 0, 10, 10]
-
-
-def test_backfill_refuses_slices_and_preemption() -> None:
-    packed, srtf = Packed(), Srtf()
-    packed.backfill = srtf.backfill = "easy"
-    for policy in (packed, srtf):
-        with pytest.raises(RequestError, match="easy backfill"):
-            run(ROWS, policy)
+def test_backfill_refuses_preemption() -> None:
+    srtf = Srtf()
+    srtf.backfill = "easy"
+    with pytest.raises(RequestError, match="easy backfill"):
+        run(ROWS, srtf)
 
 
 def test_bad_records_are_counted_and_good_ones_kept() -> None:

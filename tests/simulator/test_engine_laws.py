@@ -1,4 +1,4 @@
-"""What holds in every simulation: no GPU holds two jobs, no job is lost, and no limit of the input is broken."""
+"""Laws of every simulation: no GPU holds two jobs, no job is lost, and no limit of the input is broken."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from simulator.cluster import Cluster, NodeFailure, NodeSet, PartitionSize, uniform
+from simulator.cluster import Cluster, NodeFailure, NodeGroup, PartitionSize, uniform
 from simulator.engine import simulate
-from simulator.policies.base import Actions, ClusterView, Policy
-from simulator.policies.multifactor import Multifactor
-from simulator.policies.ordered import FewestGpus, Fifo, Sjf, Srtf
-from simulator.record import CANCELED, UNFINISHED, Record
+from simulator.policies.base import Actions, ClusterView, FewestGpus, Fifo, Multifactor, Policy, Sjf, Srtf
+from simulator.simulation import CANCELED, UNFINISHED, Record
 from simulator.workload import Workload, make_workload
 
 
@@ -51,9 +49,9 @@ def random_site(rng: np.random.Generator) -> tuple[Workload, Cluster]:
     )
     cluster = Cluster(
         (
-            NodeSet(3, 4, features=frozenset({"hbm80g"}), partitions=("a", "")),
-            NodeSet(2, 8, partitions=("a", "b", "")),
-            NodeSet(4, 8, partitions=("c",)),
+            NodeGroup(3, 4, features=frozenset({"hbm80g"}), partitions=("a", "")),
+            NodeGroup(2, 8, partitions=("a", "b", "")),
+            NodeGroup(4, 8, partitions=("c",)),
         ),
         sizes={"c": (PartitionSize(0, 2), PartitionSize(150, 4), PartitionSize(250, 1))},
         failures=tuple(
@@ -140,7 +138,8 @@ def check_jobs(record: Record, workload: Workload, policy: Policy) -> None:
 
 
 def check_places(record: Record, workload: Workload, cluster: Cluster) -> None:
-    sets, whole = cluster.set_by_node(), cluster.gpus_by_node()
+    sets = [place for place, each in enumerate(cluster.node_sets) for _ in range(each.nodes)]
+    whole = cluster.gpus_by_node()
     for run in record.runs():
         row = workload.jobs.iloc[run.job]
         gpus = sum(mask.bit_count() for _, mask in run.allocation)

@@ -12,9 +12,8 @@ from reference import Reference, ReferenceJob
 
 from simulator.cluster import uniform
 from simulator.engine import simulate
-from simulator.policies.base import Backfill, Estimate, Policy, Ranking
-from simulator.policies.ordered import Fifo, Sjf, Srtf
-from simulator.record import Record
+from simulator.policies.base import Backfill, Estimate, Fifo, Policy, Ranking, Sjf, Srtf
+from simulator.simulation import Record
 from simulator.workload import Workload, make_workload
 
 
@@ -64,7 +63,7 @@ def agree(trace: pd.DataFrame, nodes: int, size: int, name: str, rng: np.random.
     expected_s, policy, kind = run_s, {"fifo": Fifo(), "sjf": Sjf(), "srtf": Srtf()}.get(name), name
     if policy is None:
         kind = "easy"
-        keys = rng.integers(0, 10, len(trace)) if "any" in name else trace["submit_s"].to_numpy()
+        keys = rng.integers(-5, 5, len(trace)) if "any" in name else trace["submit_s"].to_numpy()
         if "wrong" in name:
             expected_s = np.maximum(run_s + rng.integers(-15, 15, len(trace)), 1)
         policy = _Easy(keys, expected_s)

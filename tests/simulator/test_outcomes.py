@@ -9,22 +9,19 @@ import pandas as pd
 import pytest
 
 from almanac.config import Config
-from simulator.cluster import Cluster, NodeSet, uniform
+from simulator.cluster import Cluster, NodeGroup, uniform
 from simulator.comparison import draws_of, run_policies, run_policy
-from simulator.constraints import keep_known_features
 from simulator.engine import simulate
-from simulator.outcomes.jobs import job_outcomes
-from simulator.outcomes.scores import (
-    Interval,
+from simulator.outcomes import job_outcomes, timeline_of
+from simulator.policies.base import Fifo, Srtf
+from simulator.requests import keep_known_features
+from simulator.scores import (
     PolicyScores,
-    bootstrap_mean,
     distribution,
     jain_index,
     mean_of_draws,
     score_runs,
 )
-from simulator.outcomes.timeline import timeline
-from simulator.policies.ordered import Fifo, Srtf
 from simulator.workload import Workload, make_workload, split_history
 
 CONFIG = Config()
@@ -42,7 +39,7 @@ def three() -> Workload:
 
 
 def scores(work: Workload, cluster: Cluster, *policies: str, first: int = 0) -> list[PolicyScores]:
-    return score_runs(work, run_policies(work, cluster, policies, CONFIG, first=first), first)
+    return score_runs(work.jobs, run_policies(work, cluster, policies, CONFIG, first=first), first)
 
 
 def test_times_and_slowdowns_of_each_job() -> None:
@@ -88,7 +85,7 @@ def test_the_first_policy_is_what_the_others_are_compared_with() -> None:
     # Under SJF job 2 starts at 1000 and job 1 at 1002.
     assert sjf.against_first.jct_ratio == pytest.approx((1000 + 1092 + 982) / (1000 + 1090 + 1082))
     assert sjf.against_first.delay_difference_s.mean == pytest.approx((2 - 100) / 3)
-    assert sjf.against_first.worse_users == 0
+    assert (sjf.against_first.worse_users, sjf.against_first.worse_jobs) == (0, pytest.approx(1 / 3))
     fewer = scores(three(), uniform(1, 1), "sjf", "fifo")[1]
     assert fewer.against_first.worse_users == 0.5
 
@@ -123,6 +120,16 @@ def test_the_later_part_of_a_trace_starts_on_an_empty_cluster_and_keeps_its_past
     assert (fifo.all_jobs.jobs, fifo.all_jobs.delay_s.maximum) == (2, 90)
 
 
+def test_deadlines_and_energy_are_counted() -> None:
+    """Jobs 0 and 1 have deadlines; only job 0 ends in time. The GPU is busy until 1102 s."""
+    jobs = three().jobs.assign(deadline_s=[1000, 1099, -1])
+    (fifo,) = score_runs(jobs, run_policies(three(), uniform(1, 2), ["fifo"], CONFIG), watts=(100.0, 400.0))
+    assert (fifo.deadlines, fifo.deadlines_met) == (2, 1.0)
+    (fifo,) = score_runs(jobs, run_policies(three(), uniform(1, 1), ["fifo"], CONFIG), watts=(100.0, 400.0))
+    assert (fifo.deadlines, fifo.deadlines_met, fifo.slow) == (2, 0.5, 0)
+    assert fifo.energy_kwh == pytest.approx(400 * 1102 / 3.6e6)
+
+
 def test_jobs_that_never_start_or_are_canceled_are_counted_and_not_scored() -> None:
     work = workload(submit_s=[0, 1, 2], run_s=[100, 5, 5], gpu_count=[1, 1, 9], cancel_s=[-1, 50, -1])
     (fifo,) = scores(work, uniform(1, 1), "fifo")
@@ -142,20 +149,19 @@ def test_nothing_is_known_of_a_policy_that_starts_no_job() -> None:
 def test_use_and_fragmentation_over_time() -> None:
     """Two nodes of 4 GPUs until 100 s: 3 GPUs of one node for 50 s, then all of it for 50 s, and the other never."""
     work = workload(submit_s=[0, 50, 100], run_s=[50, 50, 1], gpu_count=[3, 4, 1])
-    line = timeline(work, uniform(2, 4), simulate(work, uniform(2, 4), Fifo()))
+    line = timeline_of(work, uniform(2, 4), simulate(work, uniform(2, 4), Fifo()))
     half = len(line.busy_gpus) // 2
     np.testing.assert_allclose(line.busy_gpus[:half], 3)
     np.testing.assert_allclose(line.fragmented_gpus[:half], 1)
     np.testing.assert_allclose(line.busy_gpus[half:], 4)
     np.testing.assert_allclose(line.fragmented_gpus[half:], 0, atol=1e-9)
-    assert line.utilization == pytest.approx(3.5 / 8)
-    assert line.fragmentation == pytest.approx(0.5 / 8)
+    assert line.busy_gpu_s == 3 * 50 + 4 * 50 + 1
 
 
 def test_the_queue_over_time() -> None:
     """Jobs 1 to 3 come at 0 s with job 0. They start at 10, 20, and 30 s; the last one ends at 40 s."""
     work = workload(submit_s=[0] * 4, run_s=[10] * 4, gpu_count=[1] * 4)
-    line = timeline(work, uniform(1, 1), simulate(work, uniform(1, 1), Fifo()))
+    line = timeline_of(work, uniform(1, 1), simulate(work, uniform(1, 1), Fifo()))
     assert line.edges_s[-1] == 40, "all jobs come at once, so the end counts"
     assert line.waiting_jobs.mean() == pytest.approx((3 + 2 + 1 + 0) / 4)
     np.testing.assert_allclose(line.busy_gpus, 1)
@@ -164,11 +170,11 @@ def test_the_queue_over_time() -> None:
 def test_the_queue_of_preempted_and_canceled_jobs() -> None:
     """Job 0 waits again from 10 to 12 s and from 20 to 120 s; job 1 leaves the queue at 50 s."""
     work = workload(submit_s=[0, 10, 20], run_s=[900, 2, 100], gpu_count=[1, 1, 1])
-    line = timeline(work, uniform(1, 1), simulate(work, uniform(1, 1), Srtf()))
+    line = timeline_of(work, uniform(1, 1), simulate(work, uniform(1, 1), Srtf()))
     assert line.edges_s[-1] == 20
     assert line.waiting_jobs.sum() * 20 / len(line.waiting_jobs) == pytest.approx(2)
     work = workload(submit_s=[0, 0, 100], run_s=[500, 9, 1], gpu_count=[1, 1, 1], cancel_s=[-1, 50, -1])
-    line = timeline(work, uniform(1, 1), simulate(work, uniform(1, 1), Fifo()))
+    line = timeline_of(work, uniform(1, 1), simulate(work, uniform(1, 1), Fifo()))
     assert line.waiting_jobs.mean() == pytest.approx(0.5)
 
 
@@ -205,32 +211,10 @@ def test_the_distribution_of_known_values() -> None:
     assert (values.mean, values.median, values.p95, values.p99, values.maximum) == (50, 50, 95, 99, 100)
 
 
-def test_the_bootstrap_draws_whole_users() -> None:
-    """Two users of equal values: draws are 0, 5, or 10. Single jobs would give a narrow interval."""
-    values, blocks = np.repeat([0.0, 10.0], 500), np.repeat([0, 1], 500)
-    assert bootstrap_mean(values, blocks, 1) == Interval(5, 0, 10)
-    assert bootstrap_mean(values, blocks, 1) == bootstrap_mean(values, blocks, 1)
-    one = bootstrap_mean(values, np.zeros(1000, dtype="int64"), 1)
-    assert one.mean == 5
-    assert math.isnan(one.low)
-    assert math.isnan(bootstrap_mean(np.array([]), np.array([], dtype="int64"), 1).mean)
-
-
-def test_the_interval_covers_the_mean_of_new_users_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(7)
-    blocks = np.repeat(np.arange(60), 20)
-    covered = 0
-    for seed in range(200):
-        values = np.repeat(rng.normal(0, 1, 60), 20) + rng.normal(0, 1, 1200)
-        interval = bootstrap_mean(values, blocks, seed)
-        covered += interval.low <= 0 <= interval.high
-    assert 0.88 <= covered / 200 <= 0.99
-
-
 def test_several_processes_give_what_one_gives() -> None:
     names = ("fifo", "sjf", "sjf+easy")
     one, two = (run_policies(three(), uniform(1, 1), names, CONFIG, processes=number) for number in (1, 2))
-    assert repr(score_runs(three(), one)) == repr(score_runs(three(), two))
+    assert repr(score_runs(three().jobs, one)) == repr(score_runs(three().jobs, two))
 
 
 def test_draws_of_a_control_are_the_same_in_any_process() -> None:
@@ -272,9 +256,9 @@ def test_features_that_the_cluster_lacks_hold_up_no_job() -> None:
         gpu_count=[1] * 4,
         constraint=["gpu&hbm80g", "hbm80g", "hbm40g|hbm80g", ""],
     )
-    plain, dropped = keep_known_features(work, Cluster((NodeSet(1, 4, features=frozenset({"hbm80g"})),)))
+    plain, dropped = keep_known_features(work, Cluster((NodeGroup(1, 4, features=frozenset({"hbm80g"})),)))
     assert plain.array("constraint").tolist() == ["hbm80g", "hbm80g", "", ""]
     assert dropped == {"gpu&hbm80g": 1, "hbm40g|hbm80g": 1}
-    same, dropped = keep_known_features(plain, Cluster((NodeSet(1, 4, features=frozenset({"hbm80g"})),)))
+    same, dropped = keep_known_features(plain, Cluster((NodeGroup(1, 4, features=frozenset({"hbm80g"})),)))
     assert same is plain
     assert dropped == {}

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from brute_force import best_schedules, random_instance
 from hypothesis import given
 from hypothesis import strategies as st
+from placement_core import best_schedules, random_instance
 from profiles import examples
 
-from advisor.decisions.placement import NEVER_MOVE, WAITS, PlacementRules
-from simulator.placement.bounds import makespan_bound_s, mean_jct_bound_s
-from simulator.placement.policies import Fifo, GreedyPairs, PricedSrpt
-from simulator.placement.problem import PlacementProblem
-from simulator.placement.rounds import on_one_type, simulate_rounds
+from advisor.types.placement import NEVER_MOVE, WAITS, PlacementRules
+from simulator.policies.types.comparison import makespan_bound_s, mean_jct_bound_s
+from simulator.policies.types.rounds import GreedyPairs, PricedSrpt, TypedFifo, on_one_type, simulate_rounds
+from simulator.traces.gavel import PlacementProblem
 
 POLICIES = (
-    PricedSrpt(), PricedSrpt(NEVER_MOVE), PricedSrpt(PlacementRules(ageing=1.0)), Fifo(), GreedyPairs(),
+    PricedSrpt(), PricedSrpt(NEVER_MOVE), PricedSrpt(PlacementRules(ageing=1.0)), TypedFifo(), GreedyPairs(),
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -12,14 +13,13 @@ import pytest
 
 from almanac.config import Config
 from almanac.errors import RequestError
+from simulator import comparison as registry
 from simulator.cluster import uniform
+from simulator.comparison import make_policy, policy_names
 from simulator.engine import simulate
-from simulator.policies import registry
-from simulator.policies.multifactor import Multifactor, Weights
-from simulator.policies.ordered import Fifo
-from simulator.policies.predicted import Qssf, RelievedQssf, ShuffledQssf
-from simulator.policies.registry import make_policy, policy_names
-from simulator.record import Record
+from simulator.policies.base import Backfill, Fifo, Multifactor, Ranking, Weights
+from simulator.policies.priority import Qssf, RelievedQssf, ShuffledQssf
+from simulator.simulation import Record
 from simulator.workload import Workload, make_workload, split_history
 
 
@@ -93,7 +93,7 @@ def test_trainings_in_a_simulation_choose_the_exponent(
     given: float | None, chosen: float, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = dataclasses.replace(config, training=dataclasses.replace(config.training, min_jobs=40, retrain_hours=1))
-    monkeypatch.setattr("simulator.policies.predictions.choose_exponent", lambda jobs: 0.3)
+    monkeypatch.setattr("simulator.policies.priority.choose_exponent", lambda jobs: 0.3)
     used = set[float]()
 
     class Watched(Qssf):
@@ -104,6 +104,31 @@ def test_trainings_in_a_simulation_choose_the_exponent(
     simulate(make_workload(habits(400)), uniform(4, 4), Watched(quick, given))
     assert chosen in used
     assert used <= {chosen, 1.0, 0.5}, "1 without a model, 0.5 without unseen jobs"
+
+
+@pytest.mark.parametrize("backfill", ["none", "easy"])
+def test_a_new_model_ranks_all_waiting_jobs_again(backfill: Backfill, config: Config) -> None:
+    quick = dataclasses.replace(config, training=dataclasses.replace(config.training, min_jobs=40, retrain_hours=1))
+    workload = make_workload(habits(250))
+    again: list[tuple[int, list[int]]] = []
+
+    class Watched(Qssf):
+        def rank_again(self, jobs: Sequence[int], now_s: int) -> Ranking:
+            again.append((now_s, sorted(jobs)))
+            return super().rank_again(jobs, now_s)
+
+    class Once(Qssf):
+        def has_learned(self) -> bool:
+            return False
+
+    watched, once = Watched(quick), Once(quick)
+    watched.backfill = once.backfill = backfill
+    record = simulate(workload, uniform(1, 4), watched)
+    submit_s = workload.array("submit_s")
+    assert len(again) >= 2 and all(jobs for _, jobs in again)
+    for now_s, jobs in again:
+        assert jobs == np.flatnonzero((submit_s < now_s) & (record.start_s >= now_s)).tolist()
+    assert not np.array_equal(record.start_s, simulate(workload, uniform(1, 4), once).start_s)
 
 
 def test_shuffled_predictions_differ_by_seed_and_are_repeatable(config: Config) -> None:
@@ -183,7 +208,7 @@ def test_mistakes_are_explained(text: str, said: str, config: Config) -> None:
 
 
 def test_a_site_adds_its_own(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("ours", "simulator.policies.ordered:Fifo", registry.GROUP)
+    entry = EntryPoint("ours", "simulator.policies.base:Fifo", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == registry.GROUP else [])
     monkeypatch.setattr(EntryPoint, "load", lambda self: lambda config: Fifo())
     assert policy_names()[-1] == "ours"

@@ -1,4 +1,4 @@
-"""How much the queue relies on predicted run times: fully on perfect ones, hardly on those that say nothing."""
+"""The weight of predicted run times in the queue: full for perfect ones, little for random ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from advisor.duration.rank_scale import DEFAULT_EXPONENT, QueuedJobs
-from simulator.rank_choice import EXPONENTS, MIN_JOBS, choose_exponent, mean_jct_s
+from advisor.duration.blend import DEFAULT_EXPONENT, QueuedJobs
+from simulator.policies.priority import EXPONENTS, MIN_JOBS, choose_exponent, mean_jct_s
 
 
 def queued(seed: int, is_known: bool, jobs: int = 800) -> QueuedJobs:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from almanac.errors import FileFormatError, RequestError
 from simulator.cluster import uniform
-from simulator.traces.read import open_trace, read_trace
+from simulator.traces.read import open_trace
 from simulator.traces.swf import is_swf, parse_swf, swf_text
 from simulator.workload import Workload, make_workload
 
@@ -99,10 +99,10 @@ def test_impossible_numbers_exclude_their_line_only(number: str) -> None:
 def test_a_file_without_jobs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.swf").write_text("; Version: 2.2\n")
     with pytest.raises(RequestError, match="no job to simulate"):
-        read_trace(tmp_path / "x.swf")
+        open_trace(tmp_path / "x.swf")
     (tmp_path / "x.swf").write_bytes(gzip.compress(LINES.encode())[:-30])
     with pytest.raises(FileFormatError, match="cannot be read"):
-        read_trace(tmp_path / "x.swf")
+        open_trace(tmp_path / "x.swf")
 
 
 texts = st.sampled_from(["", "ann", "bob", "0", "7", "x\ny", "\x1b[2J", "; MaxProcs: 1"])
@@ -146,5 +146,5 @@ def test_what_is_written_is_read_again(rows: list[dict[str, object]]) -> None:
 
 def test_the_written_cluster_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "x.swf").write_text(LINES)
-    (tmp_path / "y.swf").write_text(swf_text(read_trace(tmp_path / "x.swf"), uniform(5, 6)))
+    (tmp_path / "y.swf").write_text(swf_text(open_trace(tmp_path / "x.swf").workload, uniform(5, 6)))
     assert open_trace(tmp_path / "y.swf").find_cluster() == uniform(5, 6)

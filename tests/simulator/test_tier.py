@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from advisor.evaluation.tier import DOWN, KEPT, SILENT
+from advisor.memory.backtest import DOWN, KEPT, SILENT
 from almanac.config import Config
-from simulator.tier import advice_of_jobs, ask_for_tiers, compare_waits, follow_advice, tier_cluster
+from simulator.memory import advice_of_jobs, ask_for_tiers, compare_waits, follow_advice, tier_cluster
 from simulator.workload import Workload, make_workload
 
 CLUSTER = tier_cluster({"big": 1, "small": 1}, 1)

@@ -13,10 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from almanac.errors import FileFormatError, RequestError
-from simulator.cluster import NodeSet
-from simulator.traces.job_table import COLUMNS, workload_of_jobs
-from simulator.traces.read import GENERATED, TraceOptions, open_trace, read_trace, stored_trace
-from simulator.traces.recorded_cluster import recorded_cluster
+from simulator.cluster import NodeGroup
+from simulator.traces.read import (
+    COLUMNS,
+    GENERATED,
+    TraceOptions,
+    open_trace,
+    recorded_cluster,
+    stored_trace,
+    workload_of_jobs,
+)
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -56,7 +62,7 @@ def test_an_export_of_sacct_is_read_as_a_site_has_it(tmp_path: Path) -> None:
     assert trace.workload.excluded == {"job step": 1, "never ran": 1, "still running": 1, "without a GPU": 1}
     cluster = trace.find_cluster()
     assert cluster is not None
-    assert cluster.node_sets == (NodeSet(1, 4), NodeSet(1, 4, features=frozenset({"hbm80g"})))
+    assert cluster.node_sets == (NodeGroup(1, 4), NodeGroup(1, 4, features=frozenset({"hbm80g"})))
 
 
 def test_the_public_helios_trace(tmp_path: Path) -> None:
@@ -65,7 +71,7 @@ def test_the_public_helios_trace(tmp_path: Path) -> None:
         "7,uA,vcB,16,64,2,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:42:01,2020-06-09 19:42:01,3600,60\n"
         "8,uA,vcC,0,8,1,FAILED,2020-06-09 18:41:01,2020-06-09 18:42:01,2020-06-09 19:42:01,3600,60\n"
     )
-    work = read_trace(tmp_path / "cluster_log.csv")
+    work = open_trace(tmp_path / "cluster_log.csv").workload
     assert work.excluded == {"without a GPU": 1}
     (job,) = work.jobs.to_dict("records")
     assert (job["submit_s"], job["start_s"], job["run_s"]) == (1_591_728_061, 1_591_728_121, 3600)
@@ -112,7 +118,7 @@ def test_a_trace_without_gpus_says_what_to_do() -> None:
     rows = table(job(gpu_count=None, cpu_count=16))
     with pytest.raises(RequestError, match="1 without a GPU") as error:
         workload_of_jobs(rows)
-    assert "--cpus-as-gpus" in error.value.hint
+    assert "--set cpus_as_gpus=1" in error.value.hint
     assert workload_of_jobs(rows, are_cpus_gpus=True).array("gpu_count").tolist() == [16]
     with pytest.raises(RequestError, match="it is empty") as error:
         workload_of_jobs(table())
@@ -130,8 +136,8 @@ def test_the_cluster_is_found_from_node_lists() -> None:
     cluster = recorded_cluster(rows)
     assert cluster is not None
     assert cluster.node_sets == (
-        NodeSet(1, 2, "v100", partitions=("a", "b")),
-        NodeSet(3, 4, features=frozenset({"gpu", "hbm80g"}), partitions=("a",)),
+        NodeGroup(1, 2, "v100", partitions=("a", "b")),
+        NodeGroup(3, 4, features=frozenset({"gpu", "hbm80g"}), partitions=("a",)),
     )
     assert recorded_cluster(table(job(), job(node_list="n1", gpu_count=0))) is None
 
@@ -170,17 +176,17 @@ def test_gavel_jobs_run_for_their_steps(tmp_path: Path) -> None:
     )
     types = {"('ResNet-18 (batch size 16)', 1)": {"null": 4.0}, "('ResNet-18 (batch size 16)', 2)": {"null": 10.0}}
     rates.write_text(json.dumps({"p100": types, "k80": {}}))
-    work = read_trace(path, TraceOptions(throughputs=rates))
+    work = open_trace(path, TraceOptions(throughputs=rates)).workload
     assert work.array("run_s").tolist() == [250, 5]
     assert work.array("gpu_count").tolist() == [1, 2]
     assert work.array("kind").tolist() == ["ResNet-18 (batch size 16)"] * 2
     assert work.excluded == {"of an unknown type": 1, "not a line of Gavel's fields": 1}
     with pytest.raises(RequestError, match="steps, not run times"):
-        read_trace(path)
+        open_trace(path)
     for wrong in ("[]", "{", '{"p100": {"x": 1}}', '{"t4": {}}', "[" * 100_000):
         rates.write_text(wrong)
         with pytest.raises(FileFormatError, match="throughputs"):
-            read_trace(path, TraceOptions(throughputs=rates))
+            open_trace(path, TraceOptions(throughputs=rates))
 
 
 @pytest.mark.parametrize(
@@ -196,13 +202,13 @@ def test_gavel_jobs_run_for_their_steps(tmp_path: Path) -> None:
 def test_a_file_of_no_known_format_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(FileFormatError, match=said):
-        read_trace(tmp_path / "x")
+        open_trace(tmp_path / "x")
 
 
 def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent", tmp_path / ("x" * 300)):
         with pytest.raises(FileFormatError, match="cannot be read"):
-            read_trace(path)
+            open_trace(path)
 
 
 def test_a_file_without_rows_has_no_job(tmp_path: Path) -> None:
@@ -210,23 +216,23 @@ def test_a_file_without_rows_has_no_job(tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "x.parquet")
     for name in ("x.csv", "x.parquet"):
         with pytest.raises(RequestError):
-            read_trace(tmp_path / name)
+            open_trace(tmp_path / name)
 
 
 def test_the_format_is_found_by_content_and_in_compressed_files(tmp_path: Path) -> None:
     path = tmp_path / "named.parquet"
     path.write_bytes(gzip.compress(b"; Version: 2.2\n1 0 -1 5 1 -1 -1 1 9 -1 1 1 1 1 1 1 -1 -1\n"))
-    assert read_trace(path).array("run_s").tolist() == [5]
+    assert open_trace(path).workload.array("run_s").tolist() == [5]
     path.write_bytes(gzip.compress(SACCT.encode()))
     with pytest.raises(FileFormatError):
-        read_trace(path)
+        open_trace(path)
     (tmp_path / "jobs.csv.gz").write_bytes(path.read_bytes())
-    assert len(read_trace(tmp_path / "jobs.csv.gz")) == 2
+    assert len(open_trace(tmp_path / "jobs.csv.gz").workload) == 2
 
 
 def test_times_may_lie_in_the_future(tmp_path: Path) -> None:
     pq.write_table(table(job(submit_s=2**33, start_s=2**33, end_s=2**33 + 9)), tmp_path / "x.parquet")
-    assert read_trace(tmp_path / "x.parquet").array("run_s").tolist() == [9]
+    assert open_trace(tmp_path / "x.parquet").workload.array("run_s").tolist() == [9]
 
 
 @pytest.mark.data
@@ -241,7 +247,7 @@ def test_times_may_lie_in_the_future(tmp_path: Path) -> None:
 def test_the_real_traces(
     trace: Callable[[str], Path], name: str, options: TraceOptions, jobs: int, excluded: int
 ) -> None:
-    work = read_trace(trace(name), options)
+    work = open_trace(trace(name), options).workload
     assert len(work) == jobs
     assert sum(work.excluded.values()) == excluded
 
@@ -249,8 +255,8 @@ def test_the_real_traces(
 @pytest.mark.data
 def test_the_real_traces_of_gavel(trace: Callable[[str], Path]) -> None:
     options = TraceOptions(throughputs=trace("gavel_throughputs_k80_p100_v100.json"))
-    assert len(read_trace(trace("gavel_480/seed0.trace"), options)) == 480
-    assert len(read_trace(trace("gavel_msr/0e4a51.trace"), options)) == 984
+    assert len(open_trace(trace("gavel_480/seed0.trace"), options).workload) == 480
+    assert len(open_trace(trace("gavel_msr/0e4a51.trace"), options).workload) == 984
 
 
 def test_the_columns_are_those_of_the_store() -> None:

@@ -22,13 +22,14 @@ from advisor.service import Trained, train
 from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.names import name_key
+from almanac.published.outgoing import Outgoing
 from slurm_hooks.advice.publish import Published, PublishRun, publish
 from telemetry.history import load_history
-from telemetry.store.outgoing import Outgoing
+from telemetry.site import Site as BoundSite
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend(str(Path(__file__).parent / room) for room in (".", "nodes", "mig", "power", "../cluster"))
 
 from lua_runner import INTERPRETERS, Lua
 
@@ -114,9 +115,15 @@ class Site:
     def folder(self) -> Outgoing:
         return Outgoing(self.root)
 
+    @property
+    def bound(self) -> BoundSite:
+        return BoundSite.of(self.store.of(CLUSTER), self.config, self.now_s)
+
     def publish(self, uids: Callable[[str], int | None] | None = None, **changes: Any) -> Published:
-        job = PublishRun(self.store.of(CLUSTER), self.config, self.now_s, self.folder, self.trained, self.mode)
-        return publish(dataclasses.replace(job, **changes), uids or self.uids.get)
+        options = {name: changes.pop(name) for name in ("is_dry", "processes") if name in changes}
+        made = dataclasses.replace(self, **changes)
+        job = PublishRun(made.bound, made.folder, made.trained, made.mode, **options)
+        return publish(job, uids or self.uids.get)
 
     def files(self) -> dict[str, bytes]:
         """By path below the advice folder, but for the lock."""

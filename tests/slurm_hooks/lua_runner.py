@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 LUA_DIR = Path(__file__).resolve().parents[2] / "slurm_hooks" / "lua"
 INTERPRETERS = ("lua5.1", "lua5.4")
+PROMPT = """#!{python} -I
+import sys
+sys.path.insert(0, {root!r})
+from slurm_hooks.submit.prompt import main
+main()
+"""
 ENCODER = r"""
 local function text(s)
   return '"' .. string.gsub(s, "[^ !#-%[%]-~]", function(c) return string.format("\\u%04x", string.byte(c)) end) .. '"'
@@ -30,6 +37,14 @@ end
 """
 
 
+def prompt_program(folder: Path) -> Path:
+    """almanac-prompt as a package installs it, of this checkout."""
+    path = folder / "almanac-prompt"
+    path.write_text(PROMPT.format(python=sys.executable, root=str(LUA_DIR.parents[1])))
+    path.chmod(0o755)
+    return path
+
+
 class Lua:
     """One interpreter; `almanac` and `tiers` are the loaded modules, `dir` the folder they are in."""
 
@@ -45,7 +60,7 @@ class Lua:
         return [json.loads(line) for line in done.stdout.decode().splitlines()]
 
     def calls(self, function: str, arguments: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """What a function returns for each of several lists of arguments."""
+        """Call a function with each of several lists of arguments, and return its results."""
         lines = (f"all({function}({', '.join(map(literal, row))}))" for row in arguments)
         return self.run("\n".join(lines))
 

@@ -18,9 +18,9 @@ import pytest
 
 from almanac.errors import ConfigError, StoreError
 from slurm_hooks import distribute as module
-from slurm_hooks import reader_rights
+from slurm_hooks import root_files
 from slurm_hooks.distribute import LARGEST, Distributed, distribute
-from slurm_hooks.reader_rights import Readers, acl_on
+from slurm_hooks.root_files import Readers, acl_on
 
 IS_ROOT = os.geteuid() == 0
 ACCOUNT, ALICE, BOB, SLURM = (60_100, 60_001, 60_002, 60_064) if IS_ROOT else (os.geteuid(),) * 3 + (os.getegid(),)
@@ -193,7 +193,7 @@ def test_without_acl_a_group_of_one_user_reads_and_without_that_the_user_owns(
     def setxattr(*_: object, **__: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    user, group = reader_rights.pwd.struct_passwd, reader_rights.grp.struct_group
+    user, group = root_files.pwd.struct_passwd, root_files.grp.struct_group
     users = [
         user((name, "x", uid, gid, "", "/", "/bin/sh"))
         for name, uid, gid in (("alice", ALICE, 71_001), ("bob", BOB, 71_002), ("eve", 60_003, 71_002))
@@ -222,19 +222,6 @@ def test_without_acl_a_group_of_one_user_reads_and_without_that_the_user_owns(
 
 
 @only_root
-def test_on_a_file_system_without_acls_and_without_a_size_users_own_their_files(site: Site) -> None:
-    site.target.mkdir(mode=0o711)
-    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(site.target)], capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        assert (site.run().warnings(), site.run().placed) == ([], 0)
-        about = (site.target / "user" / str(ALICE) / "advice").stat()
-    finally:
-        subprocess.run(["umount", str(site.target)], check=True)
-    assert (about.st_uid, stat.S_IMODE(about.st_mode)) == (ALICE, 0o400)
-
-
-@only_root
 def test_an_acl_that_the_file_system_takes_and_does_not_keep_is_not_trusted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,11 +238,11 @@ def test_other_rights_on_a_file_are_mended(site: Site) -> None:
     wanted = acl_on(str(files[0]))
     files[0].chmod(0o444)
     os.chown(files[1], ALICE, -1)
-    os.removexattr(files[2], reader_rights.ACL)
+    os.removexattr(files[2], root_files.ACL)
     (site.target / "sched" / str(ALICE)).chmod(0o644)
     assert site.run().placed == 4
     assert {acl_on(str(path)) for path in files} == {wanted}
-    os.setxattr(files[0], reader_rights.ACL, reader_rights.acl_for(BOB))
+    os.setxattr(files[0], root_files.ACL, root_files.acl_for(BOB))
     assert site.run().placed == 1
 
 

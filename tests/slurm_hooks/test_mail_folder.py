@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_hooks import mail_folder
-from slurm_hooks.mail_folder import tidy_choices
-from telemetry.store.atomic import opened
+from almanac.atomic import opened
+from slurm_hooks import root_files
+from slurm_hooks.root_files import tidy_choices
 
 
 class _Mounted:
@@ -105,7 +105,7 @@ def test_a_full_folder_goes_and_its_owner_can_add_nothing_meanwhile(
     (mail / "60003").mkdir()  # of root's, as releases before left it
     (mail / "60003" / "big").write_bytes(b"x")
     (mail / "lost+found").mkdir()
-    monkeypatch.setattr(mail_folder, "MOST_BELOW", 4)
+    monkeypatch.setattr(root_files, "MOST_BELOW", 4)
     assert tidied(tmp_path) == [("removed from the folder mail, no choice, by uid", "60002")] * 2
     left = [path for path in mail.iterdir() if path.name not in ("lost+found", "60003")]
     assert left and all(path.name.startswith(".tmp-") for path in left), "the names are free at once"

@@ -1,4 +1,4 @@
-"""Fixtures of made_site.py."""
+"""Empty stores, and fixtures of made_site.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from made_site import Site
+
+from telemetry.store.store import ClusterStore, Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def cluster(store: Store) -> ClusterStore:
+    return store.of("c")
 
 
 @pytest.fixture

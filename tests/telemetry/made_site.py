@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ import pyarrow as pa
 from almanac.config import Config, Filters
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.metrics.summary import summarize
-from telemetry.metrics.summary_counts import SummaryCounts
-from telemetry.sources.base import RowBatch
-from telemetry.store.schema import BINDINGS, JOBS, STEPS, TELEMETRY
+from telemetry.metrics.summary import SummaryCounts, summarize
+from telemetry.sources.source import RowBatch
+from telemetry.store.schema import BINDINGS, JOBS, STEPS, TABLES, TELEMETRY
 from telemetry.store.store import Store
 
 DAY = 20_156
@@ -41,16 +40,9 @@ class Given:
 
 
 def samples(
-    host: str,
-    gpu: int,
-    first_h: float,
-    last_h: float,
-    *,
-    util: float | None = 50.0,
-    hbm: float = 1000.0,
-    label: int | None = None,
-    mig: str = "",
-) -> Rows:
+    host: str, gpu: int, first_h: float, last_h: float, *, util: float | None = 50.0, hbm: float = 1000.0,
+    label: int | None = None, mig: str = "",
+) -> Rows:  # fmt: skip
     """A sample every ten minutes of [first_h, last_h), hours after T0_S."""
     times = range(round(T0_S + first_h * HOUR_S), round(T0_S + last_h * HOUR_S), STEP_S)
     return [
@@ -131,8 +123,15 @@ class Site:
         return self.store.of("c").read("job_metrics"), self.store.of("c").read("gpu_metrics")
 
 
+def rows_of(table: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> pa.Table:
+    """Rows of a table of the store, of these of its columns."""
+    names = columns.split()
+    schema = pa.schema([TABLES[table].schema.field(name) for name in names])
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
+
+
 def is_same(some: tuple[pa.Table, ...], others: tuple[pa.Table, ...]) -> bool:
-    """Whether tables hold the same, floating-point numbers to 1e-12: windows are added up in no given order."""
+    """Return True if tables hold the same, floating-point numbers to 1e-12: windows are added up in no given order."""
     return all(
         table.num_rows == other.num_rows
         and all(

@@ -15,9 +15,9 @@ from almanac.config import Config
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError, DamageWarning, SourceError
 from almanac.records import Counts
-from telemetry.ingest import Advance, ConfiguredSources, SourceSpan, ingest_all
-from telemetry.sources.base import RowBatch
-from telemetry.sources.configured import configured_sources
+from telemetry.ingest import Advance, SourceSpan, configured_sources, configured_spans, ingest_all
+from telemetry.site import Site
+from telemetry.sources.source import RowBatch
 from telemetry.store.schema import JOBS
 from telemetry.store.store import Store
 
@@ -71,19 +71,18 @@ def test_a_damaged_file_keeps_its_rows_out_and_the_watermark_where_it_is(tmp_pat
     assert again.watermark("a") == 10
 
 
-def sources(store: Store, settings: dict[str, Any]) -> ConfiguredSources:
-    commands: Any = None
-    return ConfiguredSources(parse_config(settings), store.of("c"), commands, lambda: NOW_S)
+def site(store: Store, settings: dict[str, Any]) -> Site:
+    return Site.of(store.of("c"), parse_config(settings), NOW_S)
 
 
 def test_a_source_goes_on_from_its_watermark(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     store.of("c").set_watermark("sacct", NOW_S - 60)
     settings = {"bindings": {"prolog_dir": "/p"}, "slurm": {"lookback_days": 3}}
-    found = {each.source.name: each for each in sources(store, settings).spans()}
+    found = {each.source.name: each for each in configured_spans(site(store, settings))}
     assert (found["sacct"].since_s, found["sacct"].until_s) == (NOW_S - 60, NOW_S)
     assert found["prolog"].since_s == NOW_S - 3 * DAY_S
-    named = list(sources(store, settings).spans(("sacct",), since_s=7, until_s=9))
+    named = list(configured_spans(site(store, settings), ("sacct",), since_s=7, until_s=9))
     assert [(each.since_s, each.until_s) for each in named] == [(7, 9)]
 
 
@@ -91,7 +90,7 @@ def test_a_watermark_in_the_future_is_told_to_the_caller(tmp_path: Path, capsys:
     store = Store.create(tmp_path / "store")
     store.of("c").set_watermark("sacct", NOW_S + DAY_S)
     said: list[str] = []
-    (found,) = sources(store, {"slurm": {"lookback_days": 3}}).spans(("sacct",), warn=said.append)
+    (found,) = configured_spans(site(store, {"slurm": {"lookback_days": 3}}), ("sacct",), warn=said.append)
     assert found.since_s == NOW_S - 3 * DAY_S
     assert said == ["the watermark of sacct was 1 d in the future: a clock was ahead; the last 3 days are read again"]
     assert capsys.readouterr() == ("", "")
@@ -101,4 +100,4 @@ def test_what_is_not_configured_is_not_read(tmp_path: Path) -> None:
     assert configured_sources(Config()) == ("squeue", "sacct")
     for name in ("prometheus", "prolog"):
         with pytest.raises(ConfigError, match="configured"):
-            list(sources(Store.create(tmp_path / name), {}).spans((name,)))
+            list(configured_spans(site(Store.create(tmp_path / name), {}), (name,)))

@@ -12,21 +12,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from advisor.duration.baselines import OURS
-from advisor.duration.blend import Weights, blend
+from advisor.backtest import score, score_of_users, training_times
+from advisor.duration.backtest import OURS, evaluate
+from advisor.duration.blend import COVERAGE, BlendWeights, blend
 from advisor.duration.features import NUMBERS, ended_jobs, features_of, submission_of
-from advisor.duration.intervals import COVERAGE, conformal_margins
-from advisor.duration.past import JobHistory
-from advisor.duration.prediction import predict
+from advisor.duration.model import CATEGORIES, encode
+from advisor.duration.past import SubmissionHistory
+from advisor.duration.replay import observed_history, replay_durations
 from advisor.duration.rolling import MAX_FAMILIES, RollingEstimator, decayed_mean
-from advisor.duration.trees import CATEGORIES, encode
-from advisor.evaluation.durations import evaluate, origins
-from advisor.evaluation.replay import observed_history, replay_durations
-from advisor.evaluation.scores import score, score_of_users
+from advisor.duration.service import predict
 from advisor.service import advise, train
 from almanac.config import Config
 from almanac.names import name_key
-from almanac.records import Request
+from almanac.records import JobRequest
 
 NOW_S = 1_750_000_000
 Trace = Callable[[str], Path]
@@ -42,7 +40,7 @@ def estimator(history: pd.DataFrame) -> RollingEstimator:
 
 
 def asked(user: str, name: str, gpu_count: int = 4) -> Any:
-    return submission_of(Request(user=user, job_name=name, gpu_count=gpu_count, submit_s=NOW_S), ())
+    return submission_of(JobRequest(user=user, job_name=name, gpu_count=gpu_count, submit_s=NOW_S), ())
 
 
 ROWS: list[dict[str, Any]] = [
@@ -53,11 +51,16 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_similar_names_give_the_decayed_mean_newest_heaviest(history_of: History) -> None:
-    estimate = estimator(history_of(ROWS)).estimate(asked("ann", "train-bert-x99"))
-    assert estimate is not None
-    assert (estimate.case, estimate.runs) == ("name", 2)
-    assert estimate.duration_s == pytest.approx((200 + 0.8 * 100) / 1.8)
+@pytest.mark.parametrize(
+    ("job", "case", "runs", "duration_s"),
+    [(("ann", "train-bert-x99"), "name", 2, (200 + 0.8 * 100) / 1.8), (("ann", "zzzzzz"), "user", 3, 1300 / 3),
+     (("eve", "x", 1), "site", 1, 5000), (("eve", "x", 64), "site, any size", 4, 6300 / 4)],
+)  # fmt: skip
+def test_an_estimate_is_of_the_name_the_user_or_the_site(
+    history_of: History, job: tuple[Any, ...], case: str, runs: int, duration_s: float
+) -> None:
+    estimate = estimator(history_of(ROWS)).estimate(asked(*job))
+    assert (estimate.case, estimate.runs, estimate.duration_s) == (case, runs, pytest.approx(duration_s))
 
 
 def test_the_newest_runs_of_many_families_are_the_newest_of_all(
@@ -67,7 +70,6 @@ def test_the_newest_runs_of_many_families_are_the_newest_of_all(
     rows = [{"name": f"train-bert-{'xyz'[place % 3] * place}", "elapsed_s": 100.0 + place} for place in places]
     monkeypatch.setattr("advisor.duration.rolling.SIMILARITY", 0.0)
     estimate = estimator(history_of(rows)).estimate(asked("ann", "train-bert"))
-    assert estimate is not None
     newest = [100.0 + place for place in reversed(places)][:50]
     assert estimate.duration_s == pytest.approx(decayed_mean(newest, 0.8))
 
@@ -79,33 +81,13 @@ def test_names_that_are_only_asked_about_take_no_more_memory_than_those_that_hav
     assert len(made._users["ann"]._similar) <= MAX_FAMILIES
 
 
-def test_a_known_user_with_a_new_name_gets_their_own_mean(history_of: History) -> None:
-    estimate = estimator(history_of(ROWS)).estimate(asked("ann", "zzzzzz"))
-    assert estimate is not None
-    assert (estimate.case, estimate.duration_s) == ("user", pytest.approx(1300 / 3))
-
-
-def test_a_new_user_gets_the_sites_mean_at_that_gpu_count(history_of: History) -> None:
-    made = estimator(history_of(ROWS))
-    single, unseen = made.estimate(asked("eve", "x", gpu_count=1)), made.estimate(asked("eve", "x", gpu_count=64))
-    assert single is not None
-    assert unseen is not None
-    assert (single.case, single.duration_s) == ("site", 5000.0)
-    assert (unseen.case, unseen.runs) == ("site, any size", 4)
-    assert unseen.duration_s == pytest.approx(6300 / 4)
-
-
 def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: History, config: Config) -> None:
     """The rolling estimate ranks the queue, and serves a user without runs."""
     runs = [{"user": "ann", "name": f"train-{n}", "elapsed_s": float(100 + n)} for n in range(5)]
     history = history_of([*runs, {"user": "ann", "name": "train-9", "elapsed_s": 90_000.0}])
-    jobs, memory = (
-        [asked("ann", "train-7"), asked("eve", "x")],
-        observed_history(["ann"], history, NOW_S, None),
-    )
-    known = [memory.known_at_submit(job) for job in jobs]
+    jobs, memory = [asked("ann", "train-7"), asked("eve", "x")], observed_history(["ann"], history, NOW_S, None)
+    known = [memory.known(job) for job in jobs]
     ann, eve = predict(jobs, known, None)
-    assert ann is not None and eve is not None and known[0].rolling is not None and known[1].rolling is not None
     assert ann.duration.duration_s == pytest.approx(103.0)
     assert (ann.duration.low_s, ann.duration.model_s) == (None, None)
     assert ann.ranked(ann.queue_gpu_time_s) == pytest.approx(known[0].rolling.duration_s * 4)
@@ -114,7 +96,7 @@ def test_without_a_model_the_last_runs_of_the_same_job_are_told(history_of: Hist
 
 def test_nothing_known_is_none(history_of: History, config: Config) -> None:
     assert RollingEstimator().estimate(asked("eve", "x")) is None
-    advice = advise(Request(user="eve", gpu_count=4), history_of([{}]).iloc[:0], None, config, NOW_S)
+    advice = advise(JobRequest(user="eve", gpu_count=4), history_of([{}]).iloc[:0], None, config, NOW_S)
     assert advice.duration is None
     assert not advice.has_evidence
 
@@ -173,22 +155,14 @@ def weekly(config: Config) -> Config:
     return dataclasses.replace(config, training=dataclasses.replace(config.training, retrain_hours=168))
 
 
-def test_trainings_are_a_timers_and_the_last_fold_is_open() -> None:
-    got = origins(np.arange(0, 1000, dtype=np.int64), 0.4, 150)
-    assert got == pytest.approx([599.4, 749.4, 899.4, np.inf])
-    assert len(origins(np.arange(0, 10_000_000, 1000, dtype=np.int64), 0.4, 60)) <= 202
+def test_trainings_are_a_timers_and_not_too_many() -> None:
+    assert training_times(599.4, 1000, 150) == pytest.approx([599.4, 749.4, 899.4])
+    assert len(training_times(0, 10_000_000, 60)) == 200
 
 
 def test_an_evaluation_of_nothing_is_empty(history_of: History, config: Config) -> None:
     result = evaluate(history_of([{}]).iloc[:0], config)
     assert (result.jobs, result.all, result.coverage) == (0, {}, None)
-
-
-def test_training_twice_gives_the_same_model(site_history: pd.DataFrame, config: Config) -> None:
-    first, second = (train(site_history, config, NOW_S) for _ in range(2))
-    assert first.model is not None
-    assert second.model is not None
-    assert first.model == second.model
 
 
 def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: Config) -> None:
@@ -198,7 +172,7 @@ def test_the_order_of_rows_does_not_matter(site_history: pd.DataFrame, config: C
 
 def test_a_value_that_training_did_not_see_is_missing_to_the_model() -> None:
     jobs = [dataclasses.replace(asked("ann", "x"), account=account) for account in ("ml", "stranger")]
-    features = features_of(jobs, [JobHistory().features(job) for job in jobs])
+    features = features_of(jobs, [SubmissionHistory().features(job, job.submit_s) for job in jobs])
     codes = encode(features, {"account": ("bio", "ml")})[:, -len(CATEGORIES)]
     assert codes[0] == 1
     assert np.isnan(codes[1])
@@ -215,7 +189,7 @@ def test_a_submission_on_the_half_hour_is_remembered_with_its_like(history_of: H
     history = history_of([{**row, "end_s": int(row["submit_s"] + row["elapsed_s"])} for row in rows])
     for submit_s, expected_s in ((midnight_s + 1800 + 59, 100), (midnight_s + 1800 + 60, 3600)):
         job = dataclasses.replace(asked("ann", "run-7"), submit_s=submit_s)
-        known = observed_history(["ann"], history, submit_s, None).known_at_submit(job)
+        known = observed_history(["ann"], history, submit_s, None).known(job)
         habit = known.features[NUMBERS.index("clock_decayed")]
         assert np.exp(habit) == pytest.approx(expected_s)
 
@@ -227,7 +201,7 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
     seen = []
     for at_s in (NOW_S - 4000, NOW_S - 3999, NOW_S - 2500, NOW_S - 999, NOW_S - 499):
         job = dataclasses.replace(asked("ann", "train-2"), submit_s=at_s)
-        seen.append(observed_history(["ann"], history, at_s, None).known_at_submit(job).features)
+        seen.append(observed_history(["ann"], history, at_s, None).known(job).features)
     assert [round(float(np.expm1(each[place]))) for each in seen] == [0, 1, 2, 1, 0]
     assert np.expm1(seen[2][place + 1]) == pytest.approx(1500), "the oldest has run for 1500 s"
     assert np.expm1(seen[4][NUMBERS.index("user_log_runs")]) == pytest.approx(1), "a requeued run is no whole job"
@@ -236,10 +210,9 @@ def test_running_jobs_are_features_as_long_as_they_run(history_of: History) -> N
 def test_the_papers_blend_can_be_switched_on(
     site_history: pd.DataFrame, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("advisor.duration.model.choose_weights", lambda *_: (Weights(rolling=0.3),) * 2)
+    monkeypatch.setattr("advisor.duration.model.choose_weights", lambda *_: (BlendWeights(rolling=0.3),) * 2)
     training = dataclasses.replace(config.training, predictor="helios")
     model = train(site_history, dataclasses.replace(config, training=training), NOW_S).model
-    assert model is not None
     past = replay_durations(site_history)
     late = past.select(np.arange(len(past)) >= len(past) - 5)
     mean_s = model.parts(late.features, late.rolling_s).mean_s
@@ -247,29 +220,19 @@ def test_the_papers_blend_can_be_switched_on(
     assert model.predict_all(late.features, late.rolling_s).rank_s == pytest.approx(expected)
 
 
-def test_an_interval_holds_its_share_of_the_jobs_it_was_made_on(site_history: pd.DataFrame, config: Config) -> None:
-    past = replay_durations(site_history)
-    point_s = np.full(len(past), 1000.0)
-    low, high = conformal_margins(point_s, past, 0.8)[""]
-    residuals = np.log(past.duration_s / 1000.0)
-    assert 0.79 <= np.mean((residuals >= low) & (residuals <= high)) <= 0.82
-
-
 def test_with_few_jobs_there_is_no_model_and_the_rolling_estimate_serves(history_of: History, config: Config) -> None:
     history = history_of(ROWS)
     trained = train(history, config, NOW_S)
     assert trained.model is None
-    advice = advise(Request(user="ann", job_name="train-bert-7", gpu_count=4), history, trained, config, NOW_S)
-    assert advice.duration is not None
+    advice = advise(JobRequest(user="ann", job_name="train-bert-7", gpu_count=4), history, trained, config, NOW_S)
     assert advice.duration.model_s is None
     assert 100 <= advice.duration.duration_s <= 200
     assert advice.duration.gpu_time_s == pytest.approx(4 * advice.duration.duration_s)
 
 
 def test_a_prediction_is_never_above_the_time_limit(history_of: History, config: Config) -> None:
-    request = Request(user="bob", job_name="other", gpu_count=1, time_limit_s=600)
+    request = JobRequest(user="bob", job_name="other", gpu_count=1, time_limit_s=600)
     advice = advise(request, history_of(ROWS), None, config, NOW_S)
-    assert advice.duration is not None
     assert advice.duration.duration_s == 600
 
 
@@ -293,25 +256,15 @@ def helios(trace: Trace) -> pd.DataFrame:
 
 def mason(trace: Trace) -> pd.DataFrame:
     raw = pd.read_parquet(trace("mason_named_jobs_oct_nov.parquet"))
-    return whole(
-        pd.DataFrame(
-            {
-                "job_id": raw["job_id"].rank(method="first").astype("int64").to_numpy(),
-                "user": raw["user"].to_numpy(),
-                "partition": raw["queue"].to_numpy(),
-                "name": raw["jobname"].to_numpy(),
-                "submit_s": raw["submit"].to_numpy(),
-                "start_s": raw["start"].to_numpy(),
-                "end_s": raw["end"].to_numpy(),
-                "elapsed_s": raw["runtime_s"].astype(float).to_numpy(),
-                "time_limit_s": raw["req_walltime_s"].astype(float).to_numpy(),
-                "node_count": raw["nodect"].to_numpy(),
-                "cpu_count": raw["slots"].to_numpy(),
-                "gpu_count": raw["slots"].to_numpy(),
-                "state": np.where(raw["exit_status"] == 0, "COMPLETED", "FAILED"),
-            }
-        )
-    )
+    raw = raw.astype({"runtime_s": float, "req_walltime_s": float})
+    columns = {
+        "queue": "partition", "jobname": "name", "submit": "submit_s", "start": "start_s", "end": "end_s",
+        "runtime_s": "elapsed_s", "req_walltime_s": "time_limit_s", "nodect": "node_count", "slots": "gpu_count",
+    }  # fmt: skip
+    frame = raw.rename(columns=columns)[["user", *columns.values()]].reset_index(drop=True)
+    job_id = raw["job_id"].rank(method="first").astype("int64").to_numpy()
+    state = np.where(raw["exit_status"] == 0, "COMPLETED", "FAILED")
+    return whole(frame.assign(job_id=job_id, state=state, cpu_count=frame["gpu_count"]))
 
 
 def without_the_busiest(trace: Trace) -> pd.DataFrame:
@@ -325,7 +278,8 @@ def without_the_busiest(trace: Trace) -> pd.DataFrame:
 def test_on_a_real_trace_ranks_and_errors_meet_the_goals(
     load: Callable[[Trace], pd.DataFrame], least: float, trace: Trace, config: Config
 ) -> None:
-    scores = evaluate(load(trace), config).all
+    """Weekly trainings, which take a quarter of the time, suffice for two of them."""
+    scores = evaluate(load(trace), config if load is mason else weekly(config)).all
     errors = [each.median_abs_log_error for name, each in scores.items() if name not in OURS]
     assert scores["ranking"].spearman >= least
     best = min(error for error in errors if error == error)

@@ -1,4 +1,4 @@
-"""When a script speaks for a job whose name says little, and when it does not."""
+"""A script's runs as evidence for a job whose name tells little."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from advisor.decisions.memory import decide_memory
 from advisor.duration.features import submission_of, submissions
-from advisor.evaluation.recorded import recorded_requests
+from advisor.duration.replay import recorded_requests
 from advisor.explain import short_text
 from advisor.memory.calibration import Calibration, Margins, class_of, pools_of
+from advisor.memory.decide import decide_memory
 from advisor.memory.evidence import Evidence
-from advisor.memory.peak_store import remember_peaks
-from advisor.memory.user_peaks import MAX_FAMILIES
+from advisor.memory.peak_store import MAX_FAMILIES, remember_peaks
 from almanac.config import Config
-from almanac.records import Advice, Request
+from almanac.records import Advice, JobRequest
 
 NOW_S = 1_750_000_000
 RUN = "a1b2c3d4e5f60718"
@@ -31,7 +30,7 @@ def named(*names: str, script: str | None = RUN, **row: Any) -> list[dict[str, A
 
 
 def evidence_of(history: pd.DataFrame, config: Config, name: str = "zebra", script: str = RUN) -> Evidence:
-    request = Request(user="ann", job_name=name, gpu_count=4, submit_s=NOW_S, script_key=script)
+    request = JobRequest(user="ann", job_name=name, gpu_count=4, submit_s=NOW_S, script_key=script)
     store = remember_peaks([request.user], history, NOW_S, config.advice, config.tiers)
     return store.evidence(submission_of(request, config.tiers), NOW_S)
 
@@ -49,17 +48,11 @@ def test_people_are_told_that_it_is_the_script(history_of: History, config: Conf
     evidence = evidence_of(history_of(named(*WORDS)), config)
     assert (evidence.scope, evidence.told_scope) == ("similar", "script")
     margins = {pool: Margins(1.0, 1.0) for pool in pools_of(class_of(evidence))}
-    request = Request(user="ann", job_name="zebra", gpu_count=4, constraints="gpu&hbm80g")
+    request = JobRequest(user="ann", job_name="zebra", gpu_count=4, constraints="gpu&hbm80g")
     memory = decide_memory(request, evidence, Calibration(config.advice.risk, margins), config)
-    assert memory.bound is not None and memory.evidence is not None
     assert (memory.bound.scope, memory.evidence.scope) == ("script", "script")
     advice = Advice(request, memory.tier, bound=memory.bound, evidence=memory.evidence)
     assert short_text(advice).startswith("your last 8 runs of this script peaked at ")
-
-
-def test_a_few_names_say_too_little(history_of: History, config: Config) -> None:
-    assert evidence_of(history_of(named(*WORDS[:4])), config).runs == 0
-    assert evidence_of(history_of(named(*WORDS[:5])), config).runs == 5
 
 
 @pytest.mark.parametrize("script", ["", "0" * 16])
@@ -68,15 +61,18 @@ def test_another_script_or_none_has_no_part_in_it(history_of: History, config: C
     assert evidence_of(history_of(named(*WORDS, script=script or None)), config).runs == 0
 
 
-def test_a_script_is_its_users(history_of: History, config: Config) -> None:
-    assert evidence_of(history_of(named(*WORDS, user="bob")), config).runs == 0
-    assert evidence_of(history_of(named(*WORDS, gpu_count=8)), config).runs == 0
-
-
-def test_a_launcher_tells_nothing_of_a_new_program(history_of: History, config: Config) -> None:
-    """Its runs are those of programs with names of their own."""
-    rows = [row for word in WORDS for row in named(word, word, hbm_peak_mib=9000.0)]
-    assert evidence_of(history_of(rows), config).runs == 0
+@pytest.mark.parametrize(
+    ("rows", "runs"),
+    [
+        (named(*WORDS[:4]), 0), (named(*WORDS[:5]), 5), (named(*WORDS, user="bob"), 0), (named(*WORDS, gpu_count=8), 0),
+        # a launcher: its runs are those of programs with names of their own
+        ([row for word in WORDS for row in named(word, word)], 0),
+    ],
+)  # fmt: skip
+def test_runs_of_a_few_names_of_others_and_of_a_launcher_say_too_little(
+    history_of: History, config: Config, rows: list[dict[str, Any]], runs: int
+) -> None:
+    assert evidence_of(history_of(rows), config).runs == runs
 
 
 def test_a_name_with_enough_runs_speaks_for_itself(history_of: History, config: Config) -> None:
@@ -115,10 +111,7 @@ def test_a_record_and_a_request_name_the_same_script(history_of: History, config
     assert [request.script_key for request in requests] == [RUN, ""]
     live = [submission_of(request, config.tiers) for request in requests]
     assert [job.script_key for job in live] == [job.script_key for job in submissions(history)]
-
-
-def test_a_history_without_scripts_is_one_of_unknown_ones(history_of: History) -> None:
-    assert [job.script_key for job in submissions(history_of([{}]))] == [""]
+    assert [job.script_key for job in submissions(history_of([{}]))] == [""], "a history without scripts"
 
 
 def test_neither_names_nor_scripts_of_one_user_grow_without_end(history_of: History, config: Config) -> None:

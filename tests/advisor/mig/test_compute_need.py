@@ -1,4 +1,4 @@
-"""How much longer a run takes on a MIG slice: by hand, against samples over time, and where nothing can be said."""
+"""Slow-down of a run on a MIG slice: by hand, against samples over time, and unknown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from advisor.mig.compute_need import Activity, activity_of, slow_down, slow_downs
 from almanac.config import Tier
-from almanac.mig import mig_models
-from almanac.slices import SliceShare, slice_share
+from almanac.tiers import SliceShare, slice_share
 
 A100 = "A100-80"
 SLICES = tuple(
@@ -30,15 +29,9 @@ def run(sm: float, dram: float = 0.0, busy: float = 1.0, model: str = A100) -> A
 
 @pytest.mark.parametrize(
     ("gres", "sms", "bandwidth"),
-    [
-        ("1g.10gb", 14 / 108, 1 / 8),
-        ("1g.20gb", 14 / 108, 2 / 8),
-        ("2g.20gb", 28 / 108, 2 / 8),
-        ("3g.40gb", 42 / 108, 4 / 8),
-        ("a100_4g.40gb", 56 / 108, 4 / 8),
-        ("7g.80gb", 98 / 108, 1.0),
-    ],
-)
+    [("1g.10gb", 14 / 108, 1 / 8), ("1g.20gb", 14 / 108, 2 / 8), ("2g.20gb", 28 / 108, 2 / 8),
+     ("3g.40gb", 42 / 108, 4 / 8), ("a100_4g.40gb", 56 / 108, 4 / 8), ("7g.80gb", 98 / 108, 1.0)],
+)  # fmt: skip
 def test_shares_count_the_multiprocessors_of_the_whole_gpu(gres: str, sms: float, bandwidth: float) -> None:
     assert slice_share(Tier(name="x", gres=gres), A100) == SliceShare(pytest.approx(sms), bandwidth)
 
@@ -145,11 +138,3 @@ def test_a_model_with_the_same_multiprocessors_is_compared_by_its_bandwidth() ->
     assert other > own
     larger = Tier(name="l", gpu_model=A100, gres="1g.10gb")
     assert slow_downs([run(0.01, 0.1, model="A100-40")] * 5, [larger], 5)["l"] == pytest.approx(own)
-
-
-def test_every_published_profile_has_a_share() -> None:
-    for model in mig_models().values():
-        for profile in model.profiles:
-            share = slice_share(Tier(name="x", gres=profile.name), model.name)
-            assert share is not None
-            assert 0 < share.sms <= 1 and 0 < share.bandwidth <= 1, (model.name, profile.name)

@@ -1,4 +1,4 @@
-"""The headline of a report, and the sentences beside its pictures."""
+"""The headline of a report, and the sentences of its pictures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from almanac.config import Tier
-from reports.job.conclusions import NOTHING_TO_CHANGE, conclude
-from reports.job.context import JobContext
+from reports.job.conclusions import NOTHING_TO_CHANGE, conclude, report_of
+from reports.job.evidence import JobContext, rank_text
 from reports.job.facts import facts_of
-from reports.job.findings import Finding
-from reports.job.ranks import Rank, rank_text
-from reports.job.report import headline_of, report_of, subject_of
+from reports.job.job_report import ChartFinding, Rank
+from reports.job.render import subject_of
 from reports.job.rules import packaged
 
 
@@ -38,13 +37,11 @@ def test_a_job_that_ran_out_of_memory_is_sent_to_larger_gpus(reported: Any) -> N
 
 @pytest.mark.parametrize(
     ("state", "said"),
-    [
-        ("OUT_OF_MEMORY", "ran out of host memory; ask for more (--mem)"),
-        ("NODE_FAIL", "stopped after 1 h, because a node failed; submit it again"),
-        ("PREEMPTED", "preempted after 1 h; 40 GB GPUs are enough (peak 21 of 80 GiB)"),
-        ("COMPLETED", "40 GB GPUs are enough (peak 21 of 80 GiB)"),
-    ],
-)
+    [("OUT_OF_MEMORY", "ran out of host memory; ask for more (--mem)"),
+     ("NODE_FAIL", "stopped after 1 h, because n1 failed; submit it again with --exclude=n1"),
+     ("PREEMPTED", "preempted after 1 h; 40 GB GPUs are enough (peak 21 of 80 GiB)"),
+     ("COMPLETED", "40 GB GPUs are enough (peak 21 of 80 GiB)")],
+)  # fmt: skip
 def test_how_the_job_ended_goes_first(reported: Any, state: str, said: str) -> None:
     """Slurm's OUT_OF_MEMORY is about the memory of the host, also if the GPUs were full."""
     assert headline(changed(reported.contexts["balanced"], {"state": state})) == said
@@ -66,12 +63,8 @@ def test_a_job_without_a_fault_is_fine_and_only_then(reported: Any) -> None:
 def test_gpus_that_all_do_little_are_not_called_uneven(reported: Any) -> None:
     uneven = reported.contexts["timeout"]
     assert "uneven" in conclude(facts_of(uneven)).rules
-    low = changed(
-        uneven,
-        {"state": "COMPLETED"},
-        {"mean_gpu_util_pct": 12.0},
-        gpus=tuple({**row, "mean_gpu_util_pct": pct} for row, pct in zip(uneven.gpus, (4.0, 20.0), strict=True)),
-    )
+    gpus = tuple({**row, "mean_gpu_util_pct": pct} for row, pct in zip(uneven.gpus, (4.0, 20.0), strict=True))
+    low = changed(uneven, {"state": "COMPLETED"}, {"mean_gpu_util_pct": 12.0}, gpus=gpus)
     assert headline(low) == "GPUs busy only 12% of the time; find out what they wait for"
 
 
@@ -81,10 +74,10 @@ def test_the_subject_keeps_the_job_id_and_the_first_line_a_name(reported: Any, n
     report = report_of(context)
     subject = subject_of(report)
     assert subject.endswith(f" [job {10**18}_{10**9}]") and len(subject) <= 150 and subject.isprintable()
-    assert not headline_of(report).startswith(":") and "not fully measured" in subject
+    assert not report.title.startswith(":") and "not fully measured" in subject
 
 
-def balance(context: JobContext, *pcts: float | None) -> Finding:
+def balance(context: JobContext, *pcts: float | None) -> ChartFinding:
     gpus = tuple(
         {**context.gpus[0], "gpu": gpu, "mean_gpu_util_pct": pct, "mean_gr_engine_active_frac": None}
         for gpu, pct in enumerate(pcts)
@@ -115,10 +108,8 @@ def test_the_balance_of_the_gpus_is_a_sentence(reported: Any) -> None:
 def test_a_picture_is_described_for_those_who_do_not_see_it(reported: Any) -> None:
     idle = {each.picture: each.alt for each in report_of(reported.contexts["idle"]).findings}
     assert idle["timeline"] == "How busy each of your 4 GPUs was over time: n2:1 80% busy, the others idle"
-    assert (
-        idle["memory"]
-        == "GPU memory over time: peak 12.5 GiB of 80.0 GiB; tiers of this site: hbm40g 40 GiB, hbm80g 80 GiB"
-    )
+    said = "GPU memory over time: peak 12.5 GiB of 80.0 GiB; tiers of this site: hbm40g 40 GiB, hbm80g 80 GiB"
+    assert idle["memory"] == said
     assert idle["roofline"] == "Roofline of one A100-80: most work lies left of the ridge, limited by GPU memory"
     many = {each.picture: each.alt for each in report_of(reported.contexts["64-gpus"]).findings}
     assert many["timeline"].endswith("10% to 90% busy on average")
@@ -126,14 +117,10 @@ def test_a_picture_is_described_for_those_who_do_not_see_it(reported: Any) -> No
 
 @pytest.mark.parametrize(
     ("below", "above", "said"),
-    [
-        (0.2, 0.7, "70% of 40 jobs here use their GPUs more"),
-        (0.7, 0.2, "70% of 40 jobs here use their GPUs less"),
-        (0.996, 0.0, "more than 99% of 40 jobs here use their GPUs less"),
-        (0.1, 0.2, "in the middle of 40 jobs here"),
-        (0.0, 0.0, "in the middle of 40 jobs here"),
-    ],
-)
+    [(0.2, 0.7, "70% of 40 jobs here use their GPUs more"), (0.7, 0.2, "70% of 40 jobs here use their GPUs less"),
+     (0.996, 0.0, "more than 99% of 40 jobs here use their GPUs less"), (0.1, 0.2, "in the middle of 40 jobs here"),
+     (0.0, 0.0, "in the middle of 40 jobs here")],
+)  # fmt: skip
 def test_a_rank_names_the_larger_side(below: float, above: float, said: str) -> None:
     """Jobs with the same figure count on neither side."""
     assert rank_text({"mean_gpu_util_pct": Rank(below, above, 40)}, "mean_gpu_util_pct") == said

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from reports.job.jobstats import jobstats_comment, jobstats_document
-from telemetry.sources.jobstats import decode_jobstats
+from reports.job.conclusions import report_of
+from reports.job.render import jobstats_comment, jobstats_document
+from telemetry.sources.sacct import decode_jobstats
 
 
 def read_as_jobstats_does(comment: str, run_time_s: int) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def read_as_jobstats_does(comment: str, run_time_s: int) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["balanced", "64-gpus", "idle", "half"])
 def test_readers_of_jobstats_find_the_jobs_figures(reported: Any, name: str) -> None:
     context = reported.contexts[name]
-    found = read_as_jobstats_does(jobstats_comment(context), context.elapsed_s)
+    found = read_as_jobstats_does(jobstats_comment(report_of(context)), context.elapsed_s)
     known = [row for row in context.gpus if row["mean_gpu_util_pct"] is not None]
     assert found["gpus"] == len(known) > 0
     assert found["util"] == pytest.approx(sum(row["mean_gpu_util_pct"] for row in known) / len(known), abs=0.05)
@@ -41,14 +42,13 @@ def test_readers_of_jobstats_find_the_jobs_figures(reported: Any, name: str) -> 
 
 def test_almanac_reads_its_own_summary_back(reported: Any) -> None:
     context = reported.contexts["balanced"]
-    summary = decode_jobstats(jobstats_comment(context))
-    assert summary is not None
+    summary = decode_jobstats(jobstats_comment(report_of(context)))
     assert summary.hbm_peak_mib == pytest.approx(max(row["hbm_peak_mib"] for row in context.gpus), abs=1e-4)
     assert {(gpu.host, gpu.gpu) for gpu in summary.gpus} == {(row["host"], str(row["gpu"])) for row in context.gpus}
 
 
 def test_the_document_has_the_keys_of_jobstats_and_nothing_unknown(reported: Any) -> None:
-    document = jobstats_document(reported.contexts["balanced"])
+    document = jobstats_document(report_of(reported.contexts["balanced"]))
     assert set(document) == {"nodes", "total_time", "gpus"}
     assert {key for node in document["nodes"].values() for key in node} == {
         "gpu_used_memory", "gpu_total_memory", "gpu_utilization",
@@ -59,13 +59,13 @@ def test_the_document_has_the_keys_of_jobstats_and_nothing_unknown(reported: Any
 def test_one_mig_instance_of_a_gpu_has_its_memory_and_no_utilization(reported: Any) -> None:
     context = reported.contexts["mig"]
     alone = dataclasses.replace(context, gpus=context.gpus[:1])
-    (node,) = jobstats_document(alone)["nodes"].values()
+    (node,) = jobstats_document(report_of(alone))["nodes"].values()
     assert node == {"gpu_used_memory": {"0": 4 << 30}, "gpu_total_memory": {"0": 40_192 << 20}}
 
 
 @pytest.mark.parametrize("name", ["no-telemetry", "never-started", "mig"])
 def test_without_figures_there_is_no_summary(reported: Any, name: str) -> None:
     """As jobstats has it; two MIG instances of one GPU have one index."""
-    assert jobstats_comment(reported.contexts[name]) == "JS1:None"
-    assert jobstats_document(reported.contexts[name])["nodes"] == {}
+    assert jobstats_comment(report_of(reported.contexts[name])) == "JS1:None"
+    assert jobstats_document(report_of(reported.contexts[name]))["nodes"] == {}
     assert decode_jobstats("JS1:None") is None

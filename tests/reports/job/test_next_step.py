@@ -1,20 +1,18 @@
-"""What to do next in a few words: as the job's report says, without its models and samples."""
+"""The next step in a few words: as the job's report says, without its models and samples."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from rich.cells import cell_len
 
+from reports.job.conclusions import next_steps
 from reports.job.facts import facts_of
-from reports.job.next_step import COLUMNS, next_steps
 from reports.job.rules import first_of_topics, packaged
-from telemetry.history import load_history_table
-from telemetry.job_selection import plain_rows
+from reports.published.caller import NEXT_COLUMNS, StoreJobs
+from telemetry.site import Site
 
 STEPS = {
     "balanced": "try hbm40g", "idle": "use 1 GPU", "no-telemetry": "shorter --time", "half": "try hbm40g",
@@ -25,12 +23,16 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def rows(reported: Any) -> dict[int, dict[str, Any]]:
-    found = plain_rows(load_history_table(reported.store.of("test"), ["job_id", "submit_s", "job", *COLUMNS]))
-    return {row["job_id"]: row for row in found}
+    found = stored(reported).history(["job_id", "submit_s", "job", *NEXT_COLUMNS])
+    return {row["job_id"]: dict(row) for row in found}
+
+
+def stored(reported: Any) -> StoreJobs:
+    return StoreJobs(Site.of(reported.store.of("test"), reported.config, 0), None)
 
 
 def steps(reported: Any, rows: list[dict[str, Any]]) -> list[str]:
-    return next_steps(rows, reported.config.tiers, partial(load_history_table, reported.store.of("test")), 0)
+    return next_steps(rows, reported.config.tiers, stored(reported).history, 0)
 
 
 def test_a_row_says_what_its_report_says_first(reported: Any, rows: dict[int, dict[str, Any]]) -> None:
@@ -52,9 +54,9 @@ def test_a_smaller_tier_must_hold_every_run_of_the_family(reported: Any, rows: d
         other = {"user": row["user"], "name_key": row["name_key"], "gpu_count": 4, "hbm_max_mib": highest}
         strangers = [{**other, "user": "eve", "hbm_max_mib": 80_000.0}, {**other, "hbm_max_mib": None}]
 
-        def history(columns: Any, *asked: Any, runs: Any = (other, *strangers)) -> pa.Table:
-            assert asked[-1]["name_key"].to_pylist() == [row["name_key"]]
-            return pa.Table.from_pylist(list(runs))
+        def history(columns: Any, *asked: Any, runs: Any = (other, *strangers)) -> list[dict[str, Any]]:
+            assert asked[-1]["name_key"] == [row["name_key"]]
+            return list(runs)
 
         [step] = next_steps([row], reported.config.tiers, history, 0)
         assert (step == "try hbm40g") is expected

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from almanac.names import FRAMEWORKS
 from reports.job.conclusions import conclude
+from reports.job.evidence import figure_rows
 from reports.job.facts import facts_of
-from reports.job.figures import figure_rows
-from reports.job.rules import Rule, first_of_topics, packaged, rule_of
+from reports.job.rules import Rule, first_of_topics, merged, packaged, rule_of
 
+HOST = {"cpu_time_s": 6912.0, "host_mem_peak_mib": 40.0, "host_mem_alloc_mib": 1024.0, "host_mem_task_peak_mib": 40.0}
 EXPECTED = {
     "balanced": {"well_used", "tier_too_large", "limit_far", "memory_bound"},
     "idle": {"idle_gpus", "memory_spare", "limit_far"},
@@ -43,6 +45,53 @@ def test_every_fact_and_word_of_a_rule_exists(reported: Any) -> None:
         for text in (rule.headline, rule.summary, rule.advice, rule.reason):
             words = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
             assert words <= set(facts.words), rule.name
+
+
+OPTIONS = {
+    "pytorch": ("torch", "DataLoader"), "jax": ("jax", "XLA_"), "gromacs": ("gmx", "-ntmpi"),
+    "tensorflow": ("tf.", "TF_"), "vllm": ("--gpu-memory-utilization",),
+}  # fmt: skip
+"""Words that only advice for the framework may hold."""
+
+
+def test_a_framework_has_its_own_options_only(reported: Any) -> None:
+    rules, words = packaged(), set(facts_of(reported.contexts["balanced"]).words)
+    advice = {rule.name: rule.advice for rule in rules.rules}
+    assert rules.frameworks.keys() == OPTIONS.keys() == FRAMEWORKS.keys()
+    for name, own in rules.frameworks.items():
+        others = [word for other, options in OPTIONS.items() if other != name for word in options]
+        for rule, text in own.advice.items():
+            assert advice[rule], f"{rule} has no advice"
+            assert not [word for word in others if word in text], f"{name}: {rule}"
+            assert {each for _, each, _, _ in string.Formatter().parse(text) if each is not None} <= words
+
+
+@pytest.mark.parametrize(
+    ("job_name", "framework"),
+    [("gmx_md-1", "gromacs"), ("MD_GROMACS", "gromacs"), ("train-torch2.sh", "pytorch"), ("ddp64", "pytorch"),
+     ("maxtext_7b", "jax"), ("torch-vs-jax", None), ("torchlight", None), ("", None), ("\x1b]0;gmx\x07", "gromacs")],
+)  # fmt: skip
+def test_a_jobs_name_shows_its_framework(reported: Any, job_name: str, framework: str | None) -> None:
+    context = reported.contexts["reserved"]
+    facts = facts_of(dataclasses.replace(context, job={**context.job, "name": job_name}))
+    assert facts.values["framework"] == framework
+    [said] = [each.advice for each in conclude(facts).suggestions if each.rule == "preallocated"]
+    assert ("vLLM" in said) == (framework != "jax")
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in said
+
+
+def test_a_jobs_command_says_more_of_its_framework_than_its_name(reported: Any) -> None:
+    context = reported.contexts["reserved"]
+    job = {**context.job, "name": "torch-vs-old", "framework": "jax"}
+    assert facts_of(dataclasses.replace(context, job=job)).values["framework"] == "jax"
+
+
+def test_a_sites_own_advice_stands_for_all_frameworks() -> None:
+    own = merged(packaged(), {"rule": [{"name": "all_idle", "advice": "Ask us."}]}, "rules.toml")
+    [rule] = [each for each in own.rules if each.name == "all_idle"]
+    assert own.advice_of(rule, "jax") == own.advice_of(rule, None) == "Ask us."
+    [other] = [each for each in own.rules if each.name == "idle_gpus"]
+    assert "jax.devices()" in own.advice_of(other, "jax")
 
 
 def test_every_rule_says_why_and_names_its_source() -> None:
@@ -90,11 +139,19 @@ def test_gpus_that_nobody_asked_for_are_said_to_be_such(
     assert ("requested)" in str(figure_rows(changed))) is (asked not in (None, 4))
 
 
-@pytest.mark.parametrize(("shares", "said"), [(8, "a part of a GPU (gres/shard"), (None, "had no GPU")])
+@pytest.mark.parametrize(("shares", "said"), [(8, "a part of a GPU (gres/shard"), (None, "of 16 CPUs busy on average")])
 def test_a_part_of_a_gpu_is_not_called_no_gpu(reported: Any, shares: int | None, said: str) -> None:
     context = reported.contexts["balanced"]
     job = {**context.job, "gpu_count": 0, "gpu_count_req": 0, "gpu_share_count": shares}
-    assert said in conclude(facts_of(dataclasses.replace(context, job=job, advice=None))).summary
+    metrics = {"verdict": "GPU shared with another job"} if shares else {}
+    changed = dataclasses.replace(context, job={**job, **HOST}, metrics=metrics, gpus=(), advice=None)
+    summary = conclude(facts_of(changed)).summary
+    rows = str(figure_rows(changed))
+    assert (
+        said in summary
+        and ("GPU" in summary + rows) is bool(shares)
+        and ("8 parts of a GPU, 16" in rows) is bool(shares)
+    )
 
 
 def test_an_uneven_job_without_gpu_utilization_names_no_gpu(reported: Any) -> None:
@@ -108,18 +165,13 @@ def test_an_unknown_fact_meets_no_limit() -> None:
     rule = Rule("r", "t", "s", {"spatial": {"min": 0.3}})
     assert not rule.holds({"spatial": None})
     assert rule.holds({"spatial": 0.3}) and not rule.holds({"spatial": 0.29})
-
-
-def test_a_rule_of_an_older_file_keeps_its_sentence() -> None:
     row = {"name": "r", "topic": "t", "source": "s", "when": {}, "verdict": "It ran."}
-    assert rule_of(row).summary == "It ran."
+    assert rule_of(row).summary == "It ran.", "as in older files"
 
 
 def test_of_a_topic_the_first_rule_that_holds_speaks() -> None:
-    made = [
-        Rule(name, topic, "s", {"x": {"min": low}})
-        for name, topic, low in (("a", "t", 5), ("b", "t", 1), ("c", "u", 0))
-    ]
+    limits = (("a", "t", 5), ("b", "t", 1), ("c", "u", 0))
+    made = [Rule(name, topic, "s", {"x": {"min": low}}) for name, topic, low in limits]
     assert [rule.name for rule in first_of_topics(made, {"x": 3})] == ["b", "c"]
 
 

@@ -1,4 +1,4 @@
-"""The mail server and the mails of these tests lie beside them."""
+"""Put the mail server and the mails of these tests on the path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Processes that a test kills: each is a fork of one program, so that its imports are paid once."""
+"""Processes that a test kills: each is a fork of one program, which imports what the first of them imported."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -36,14 +38,23 @@ def forks_of(*argv: object) -> Iterator[Run]:
 def serve(work: Callable[..., object]) -> None:
     """Call work with the arguments of each request, each time in a new process."""
     for line in sys.stdin:
+        theirs, ours = os.pipe()
         child = os.fork()
         if child == 0:
             try:
+                known = set(sys.modules)
                 arguments, more = json.loads(line)
                 print(work(*arguments, **more), end="", flush=True)
+                os.write(ours, " ".join(name for name in sys.modules if name not in known).encode())
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
+        os.close(ours)
+        with os.fdopen(theirs) as imported:
+            names = imported.read().split()
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         _, status = os.waitpid(child, 0)
         print(f" {os.waitstatus_to_exitcode(status)}", flush=True)

@@ -1,4 +1,4 @@
-"""A real SMTP server on loopback that keeps what it takes, and refuses or hangs up where it is told to."""
+"""A real SMTP server on loopback that keeps the mails it takes, and refuses or hangs up on demand."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Runs and messages for the tests of mail, and a clock that only sleeping moves."""
+"""Runs and messages for the tests of mail."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from reports.mail.outbox import EndedRun, Message
+from reports.mail.record import EndedRun, Message
 
 NOW_S = 1_795_003_200
 
@@ -16,19 +15,11 @@ def run(job_id: int, **more: Any) -> EndedRun:
 
 
 def message(number: int, *runs: EndedRun, **more: Any) -> Message:
-    given = {"user": "ann", "recipient": "ann@example.org", "kind": "job"}
-    raw = f"Message-ID: <m{number}@example.org>\r\nSubject: number {number}\r\n\r\n.begins with a dot\r\n".encode()
-    return Message(f"<m{number}@example.org>", raw=raw, runs=runs, **{**given, **more})
-
-
-@dataclass
-class Clock:
-    now_s: float = NOW_S
-    slept: list[float] = field(default_factory=list)
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds
+    """The mail about these runs, or about the run of this number."""
+    given = {"user": "ann", "recipient": f"{more.get('user', 'ann')}@example.org", "kind": "job"}
+    raw = (
+        f"Message-ID: <m{number}@example.org>\r\nTo: {given['recipient']}\r\nSubject: number {number}\r\n\r\n"
+        ".begins with a dot\r\n"
+    ).encode()
+    about = runs or (run(number, user=more.get("user", "ann")),)
+    return Message(f"<m{number}@example.org>", raw=raw, runs=about, **{**given, **more})

@@ -13,15 +13,16 @@ import pytest
 
 from almanac.config import AdviceSection, Config, Tier
 from reports.job.rules import packaged
+from reports.mail.cpu_jobs import users_to_tell
 from reports.mail.digest import LISTED, render_burst, render_weekly
 from reports.mail.week import (
-    FAILED_STATES,
     idle_gpu_hours,
     last_week,
     tier_gpu_hours,
     totals_of,
     week_of,
 )
+from slurm.states import JOB_FAILED
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -187,9 +188,41 @@ def test_what_is_not_known_is_not_counted_as_zero() -> None:
     assert totals_of([row(gpu_count=1), row(gpu_count=3, mean_gpu_util_pct=10.0)]).util_pct == pytest.approx(20)
 
 
-def test_only_ends_that_the_rules_call_failed_count_as_failed() -> None:
+def test_only_ends_that_the_rules_call_failed_count_as_failed_and_none_by_a_node() -> None:
     states = ["FAILED", "TIMEOUT", "NODE_FAIL", "COMPLETED", "CANCELLED by 1000", "PREEMPTED", "REVOKED", ""]
-    assert totals_of([row(state=state) for state in states]).failed == 3
+    assert totals_of([row(state=state) for state in states]).failed == 2
     names = ("failed", "timeout", "host_memory_full", "node_failed")
     said = [rule.when["state"] for rule in packaged().rules if rule.name in names]
-    assert {state for each in said for state in each.get("one_of", [each.get("is")])} == set(FAILED_STATES)
+    assert {state for each in said for state in each.get("one_of", [each.get("is")])} == set(JOB_FAILED)
+
+
+def test_jobs_without_gpus_are_one_entry_for_each_fault_of_the_user_alone(tmp_path: Path) -> None:
+    store, week = Store.create(tmp_path).of(CLUSTER), last_week(NOW_S)
+    row = {
+        "state": "COMPLETED", "submit_s": week.start_s, "start_s": week.start_s, "end_s": week.start_s + 36_000,
+        "elapsed_s": 36_000, "gpu_count": 0, "gpu_count_req": 0, "node_count": 1, "cpu_count": 8, "node_cpu_count": 64,
+        "node_memory_mib": 262_144, "node_threads": 1, "host_mem_peak_mib": 1000.0, "host_mem_alloc_mib": 8192.0,
+    }  # fmt: skip
+    hostile = "<b>\x1b[31m\r\nBcc: eve@example.org"
+    jobs = [
+        *(row | {"job_id": number, "user": "ann", "name": hostile, "cpu_time_s": 36_000.0} for number in (1, 2, 3)),
+        row | {"job_id": 4, "user": "ann", "cpu_time_s": 100.0, "name": hostile},
+        row | {"job_id": 77, "user": "bob", "cpu_time_s": 100.0, "cpu_count": 64},
+        row | {"job_id": 5, "user": "cat", "cpu_time_s": 280_000.0},
+    ]
+    store.write("jobs", pa.Table.from_pylist(jobs, TABLES["jobs"].schema))
+    digest = render_weekly(store, "ann", Config(), NOW_S)
+    assert digest is not None
+    mail, text = digest.rendered, " ".join(digest.rendered.text.split())
+    assert mail.subject == f"Your CPU week {week.name}: if your program is serial, ask for one CPU"
+    assert "3 jobs; 210 CPU-hours not used. Job 3: It kept 1 of 8 CPUs busy on average" in text
+    assert "1 job; 80 CPU-hours not used. Job 4: It kept less than 0.01 of 8 CPUs busy" in text
+    for content in (mail.text, mail.html):
+        assert "77" not in content and "<b>\x1b" not in content and "eve@" not in content
+    assert render_weekly(store, "cat", Config(), NOW_S) is None, "nothing to change"
+    assert users_to_tell(store, Config(), week) == {"ann", "bob"}
+    gpu = row | {"job_id": 6, "user": "ann", "gpu_count": 1, "gpu_count_req": 1, "cpu_time_s": 36_000.0}
+    store.write("jobs", pa.Table.from_pylist([gpu], TABLES["jobs"].schema))
+    both = render_weekly(store, "ann", Config(), NOW_S)
+    assert both is not None and "Your GPU week" in both.rendered.subject
+    assert "Your jobs without GPUs" in both.rendered.text and "3 jobs; 210 CPU-hours" in both.rendered.text

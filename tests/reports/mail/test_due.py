@@ -1,35 +1,46 @@
-"""Who gets a mail of what, and when: decided without a clock, a store or a server."""
+"""Ended runs in the store, and what is decided on each."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mails import NOW_S, message, run
 
 from almanac.config import Mail
+from almanac.errors import DamageWarning
 from reports.mail.batch import GAP_S, RECENT_S, spans_to_summarize
 from reports.mail.due import (
     ENOUGH_MAIL,
+    GIVE_UP_S,
     NO_COMMENT,
     NO_TELEMETRY,
     RAN_AGAIN,
+    TOO_OLD,
     DuePlan,
-    Planner,
+    MailPlanner,
+    ReportCandidate,
+    ended_since,
     first_of,
     group_into_mails,
+    known_ends,
     leave_for_later,
+    look_up,
 )
-from reports.mail.ended import ReportCandidate
-from reports.mail.mail_site import PER_USER_HOUR
-from reports.mail.outbox import EndedRun, Outbox
+from reports.mail.record import GIVEN_UP, EndedRun, MailRecord, record_path
+from reports.mail.run import PER_USER_HOUR
+from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 CONFIG = Mail(min_elapsed_s=60, family_wait_min=0)
 HOUR_S = 3600
@@ -44,9 +55,13 @@ def ended(job_id: int = 1, elapsed_s: int = 900, **more: object) -> ReportCandid
 
 
 def plan(
-    *found: ReportCandidate, telemetry_s: int | None = NOW_S, frequency: str = "every", address: str | None = "x"
+    *found: ReportCandidate,
+    telemetry_s: int | None = NOW_S,
+    frequency: str = "every",
+    address: str | None = "x",
+    failures: Sequence[EndedRun] = (),
 ) -> DuePlan:
-    return Planner(lambda user: frequency, lambda user: address, CONFIG, NOW_S, telemetry_s).plan(found)
+    return MailPlanner(lambda user: frequency, lambda user: address, CONFIG, NOW_S, telemetry_s, failures).plan(found)
 
 
 def any_number(user: str) -> int:
@@ -155,83 +170,54 @@ def test_an_array_is_one_mail_however_its_tasks_end(tmp_path: Path, tasks: int, 
     """One for each 24 hours that it runs: of the first 73 tasks, the last has no telemetry when the first is due."""
     runs = [run(100 + number, end_s=NOW_S + number * gap_s, array_job_id=100) for number in range(tasks)]
     last_s, told = runs[-1].end_s, []
-    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
+    with MailRecord(record_path(tmp_path)) as record:
         for now_s in range(NOW_S, last_s + HOUR_S, 60):
-            outbox.notice([each for each in runs if now_s - 60 < each.end_s <= now_s])
-            found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in outbox.waiting(now_s, "test")]
-            made = Planner(lambda user: "every", lambda user: "x", CONFIG, now_s, now_s - 90).plan(found)
+            record.notice([each for each in runs if now_s - 60 < each.end_s <= now_s])
+            found = [ReportCandidate(each, 600, is_array_open=now_s < last_s) for each in record.due(now_s, "test")]
+            made = MailPlanner(lambda user: "every", lambda user: "x", CONFIG, now_s, now_s - 90).plan(found)
             for told_now in group_into_mails(made.ready, CONFIG, any_number):
-                outbox.skip(told_now, "told", now_s)
+                record.skip(told_now, "told", now_s)
                 told.append(len(told_now))
     assert told == sizes
 
 
-def mails_left(outbox: Outbox, most: int, now_s: int) -> Callable[[str], int]:
-    used = outbox.mails_since(now_s - HOUR_S + 1)
-    return lambda user: most - used[user]
-
-
-def mails_now(outbox: Outbox, most: int, now_s: int) -> list[tuple[EndedRun, ...]]:
-    plan = DuePlan(ready=[ReportCandidate(each, 600) for each in outbox.waiting(now_s, "test")])
-    left = mails_left(outbox, most, now_s)
-    leave_for_later(plan, left)
-    return group_into_mails(plan.ready, CONFIG, left)
-
-
-@pytest.mark.parametrize(("gap_s", "most_mails"), [(30, 20), (90, 20), (240, 15)])
-def test_who_got_enough_mail_is_told_of_the_rest_in_one(tmp_path: Path, gap_s: int, most_mails: int) -> None:
-    """A job ends every so often for nine hours: all are told, soon, and no hour has more mails than it may."""
-    end_s = NOW_S + 9 * HOUR_S
-    told: list[int] = []
-    at_s: list[int] = []
-    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
-        for now_s in range(NOW_S, end_s + 2 * HOUR_S, 60):
-            ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
-            outbox.notice([run(each_s, end_s=each_s) for each_s in ends])
-            for runs in mails_now(outbox, PER_USER_HOUR, now_s):
-                mail = message(len(at_s), *runs)
-                outbox.put(mail, now_s)
-                outbox.sent(mail, now_s)
-                at_s.append(now_s)
-                told += [each.job_id for each in runs]
-    assert sorted(told) == list(range(NOW_S, end_s, gap_s))
-    assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) <= most_mails
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_hour_has_too_many_mails_though_the_server_was_down(tmp_path: Path, seed: int) -> None:
-    """The limit applies when mails are queued. It holds for the hour after an outage, too, and all runs are told."""
-    chance, end_s = random.Random(seed), NOW_S + 10 * HOUR_S
-    told, at_s, is_up, change_s = list[int](), list[int](), False, NOW_S
-    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
-        for now_s in range(NOW_S, end_s + 3 * HOUR_S, 60):
+@pytest.mark.parametrize(("gap_s", "most_mails", "seed"), [(30, 20, None), (240, 15, None), (90, 20, 1), (90, 20, 2)])
+def test_no_hour_has_too_many_mails_and_all_are_told(
+    tmp_path: Path, gap_s: int, most_mails: int, seed: int | None
+) -> None:
+    """A job ends every so often for nine hours. With a seed, the server is down at times."""
+    chance, end_s = random.Random(seed), NOW_S + 9 * HOUR_S
+    told, at_s, is_up, change_s = list[int](), list[int](), True, NOW_S + 300 if seed else 2 * NOW_S
+    with MailRecord(record_path(tmp_path)) as record:
+        for now_s in range(NOW_S, end_s + 4 * HOUR_S, 60):
             if now_s >= change_s:
                 is_up, change_s = not is_up or now_s > end_s, now_s + chance.randrange(300, 3 * HOUR_S)
-            if now_s < end_s:
-                first = now_s * 10
-                outbox.notice([run(first + n, end_s=now_s) for n in range(chance.choice((0, 0, 1, 1, 8)))])
-            for runs in mails_now(outbox, 5, now_s):
-                outbox.put(message(runs[0].job_id, *runs), now_s)
-            for mail in outbox.ready(now_s, 100) if is_up else ():
-                outbox.sent(mail, now_s)
-                at_s.append(now_s)
-                told += [each.job_id for each in mail.runs]
-        counts = outbox.counts()
-    assert (counts.waiting, counts.queued) == (0, 0) and len(told) == len(set(told)) > 500
-    assert max(sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s) == 5
+            ends = [each_s for each_s in range(NOW_S, end_s, gap_s) if now_s - 60 < each_s <= now_s]
+            record.notice([run(each_s, end_s=each_s) for each_s in ends])
+            used = record.taken_since(now_s - HOUR_S + 1)
+            made = DuePlan(ready=[ReportCandidate(each, 600) for each in record.due(now_s, "test")])
+            leave_for_later(made, lambda user, used=used: PER_USER_HOUR - used[user])  # type: ignore[misc]
+            for runs in group_into_mails(made.ready, CONFIG, lambda user, used=used: PER_USER_HOUR - used[user]):  # type: ignore[misc]
+                if is_up:
+                    mail = message(runs[0].job_id, *runs)
+                    record.trying(mail, now_s)
+                    record.taken(mail, now_s)
+                    at_s.append(now_s)
+                    told += [each.job_id for each in runs]
+    assert sorted(told) == list(range(NOW_S, end_s, gap_s))
+    hours = [sum(since_s - HOUR_S < each_s <= since_s for each_s in at_s) for since_s in at_s]
+    assert max(hours) <= most_mails
 
 
-def test_what_is_queued_counts_as_mail(tmp_path: Path) -> None:
-    """The server is away: the queue of a user does not grow beyond what an hour allows."""
-    with Outbox(tmp_path / "reports" / "outbox.sqlite") as outbox:
-        outbox.put(message(1), NOW_S)
-        outbox.sent(message(1), NOW_S)
-        outbox.put(message(2), NOW_S)
-        assert mails_left(outbox, 3, NOW_S + 60)("ann") == 1
-        outbox.put(message(3), NOW_S + 60)
-        full = mails_left(outbox, 3, NOW_S + 120)
-        assert (full("ann"), full("bob")) == (0, 3)
-        assert mails_left(outbox, 3, NOW_S + HOUR_S)("ann") == 1
+def test_mails_that_the_server_refused_come_after_the_others() -> None:
+    found = [ended(1, end_s=NOW_S - 900), ended(2, end_s=NOW_S - 60), ended(3, end_s=NOW_S - 100)]
+    mails = group_into_mails(found, CONFIG, any_number, [found[0].run])
+    assert [runs[0].job_id for runs in mails] == [3, 2, 1]
+
+
+def test_a_refused_report_of_days_ago_is_given_up() -> None:
+    old = ended(1, end_s=NOW_S - GIVE_UP_S - 1)
+    assert reasons(plan(old)) == [TOO_OLD] and reasons(plan(old, failures=[old.run])) == [GIVEN_UP]
 
 
 @pytest.mark.parametrize(("left", "mails"), [(3, 2), (2, 2), (1, 1)])
@@ -303,3 +289,107 @@ def test_ends_far_apart_are_not_computed_together(ages_s: list[int]) -> None:
     for since_s, until_s in spans:
         inside = [end_s for end_s in ends if since_s < end_s < until_s]
         assert all(later - one <= GAP_S for one, later in pairwise(inside))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def row(job_id: int, **more: Any) -> dict[str, Any]:
+    given = {"submit_s": NOW_S - 900, "start_s": NOW_S - 860, "end_s": NOW_S - 60, "elapsed_s": 800, "user": "ann"}
+    return {
+        "job_id": job_id,
+        **given,
+        "gpu_count": 1,
+        "state": "COMPLETED",
+        "refuses_mail": False,
+        "name_key": "a-#",
+        **more,
+    }
+
+
+def known(*facts: Any, **more: Any) -> ReportCandidate:
+    return ReportCandidate(*facts, name_key="a-#", state="COMPLETED", **more)
+
+
+def write(store: Store, *rows: dict[str, Any], table: str = "jobs") -> None:
+    schema = TABLES[table].schema
+    whole = [{name: each.get(name) for name in schema.names} for each in rows]
+    store.of("test").write(table, pa.Table.from_pylist(whole, schema=schema))
+
+
+def test_gpu_runs_that_ended_since_then(store: Store) -> None:
+    write(
+        store,
+        row(1), row(2, end_s=NOW_S - 30, state="FAILED"), row(3, end_s=NOW_S - 61), row(4, gpu_count=0),
+        row(5, end_s=None, state="RUNNING"), row(6, state="REQUEUED"), row(7, state="RESIZING"),
+        row(8, start_s=None, gpu_count=None, state="CANCELLED"), row(9, user=None),
+    )  # fmt: skip
+    assert ended_since(store.of("test"), NOW_S - 60) == [run(1), run(2, end_s=NOW_S - 30)]
+    assert ended_since(store.of("other"), 0) == []
+
+
+def test_a_requeued_job_is_over_with_its_last_run(store: Store) -> None:
+    first, last = row(1, state="NODE_FAIL"), row(1, submit_s=NOW_S - 50, start_s=NOW_S - 40, end_s=NOW_S - 20)
+    write(store, first)
+    assert [each.is_last for each in look_up(store.of("test"), [run(1)])] == [True]
+    write(store, {**last, "end_s": None, "elapsed_s": None})
+    assert [each.is_last for each in look_up(store.of("test"), [run(1)])] == [False]
+    write(store, last)
+    again = run(1, submit_s=NOW_S - 50, end_s=NOW_S - 20)
+    assert [each.is_last for each in look_up(store.of("test"), [run(1), again])] == [False, True]
+
+
+def test_a_job_of_another_user_with_the_same_number_is_no_later_run(store: Store) -> None:
+    write(store, row(1), row(1, submit_s=NOW_S - 50, start_s=NOW_S - 40, end_s=NOW_S - 20, user="bob"))
+    assert [each.is_last for each in look_up(store.of("test"), [run(1)])] == [True]
+
+
+def test_an_array_is_open_while_a_task_of_it_runs_or_pends(store: Store) -> None:
+    task = row(11, array_job_id=10, array_task_id=0)
+    ours = run(11, array_job_id=10)
+    write(store, task, row(20, array_job_id=21, end_s=None))
+    assert [each.is_array_open for each in look_up(store.of("test"), [ours])] == [False]
+    write(store, row(10, array_job_id=10, start_s=None, end_s=None, state="PENDING"))
+    assert [each.is_array_open for each in look_up(store.of("test"), [ours])] == [True]
+
+
+def test_what_the_store_does_not_have_is_no_last_run(store: Store) -> None:
+    write(store, row(1))
+    write(store, {"job_id": 1, "submit_s": NOW_S - 900, "verdict": "ok"}, table="job_metrics")
+    found = look_up(store.of("test"), [run(2), run(1)])
+    assert found == [ReportCandidate(run(2), 0, is_last=False), known(run(1), 800, has_metrics=True)]
+    assert look_up(store.of("test"), []) == []
+
+
+def test_a_comment_that_is_not_known_is_not_taken_for_another(store: Store) -> None:
+    write(store, row(1, refuses_mail=None), row(2, refuses_mail=None))
+    found = look_up(store.of("test"), [run(1)])
+    assert found == [known(run(1), 800, refuses_mail=None, has_comments=False)]
+    write(store, row(2, refuses_mail=True))
+    assert look_up(store.of("test"), [run(1), run(2)]) == [
+        known(run(1), 800, refuses_mail=None), known(run(2), 800, refuses_mail=True)
+    ]  # fmt: skip
+
+
+def test_only_comments_of_jobs_that_ended_lately_show_that_accounting_tells_them(store: Store) -> None:
+    write(store, row(1, refuses_mail=None), row(2, refuses_mail=True, end_s=NOW_S - 3600))
+    assert look_up(store.of("test"), [run(1)], NOW_S - 3600)[0].has_comments
+    assert not look_up(store.of("test"), [run(1)], NOW_S - 3599)[0].has_comments
+
+
+@pytest.mark.parametrize("submit_s", [NOW_S - 900, NOW_S - 10**8])
+def test_a_damaged_file_of_metrics_keeps_no_job_from_being_looked_at(store: Store, submit_s: int) -> None:
+    write(store, row(1))
+    write(store, {"job_id": 9, "submit_s": submit_s, "verdict": "ok"}, table="job_metrics")
+    for path in (store.root / "job_metrics").rglob("*.parquet"):
+        path.write_bytes(b"damaged")
+    assert ended_since(store.of("test"), 0) == [run(1)]
+    with pytest.warns(DamageWarning) if submit_s > NOW_S - 10**6 else contextlib.nullcontext():
+        assert look_up(store.of("test"), [run(1)]) == [known(run(1), 800)]
+
+
+def test_when_jobs_ended_last(store: Store) -> None:
+    write(store, row(1), row(1, submit_s=NOW_S - 50, end_s=NOW_S - 20), row(2, end_s=None), row(3, gpu_count=0))
+    assert known_ends(store.of("test"), {1, 2, 3, 4}) == {1: NOW_S - 20, 3: NOW_S - 60}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +16,13 @@ from profiles import examples
 from almanac.config import Mail
 from reports.job.conclusions import Conclusions, Suggestion
 from reports.job.rules import packaged
+from reports.mail.batch import News
 from reports.mail.digest import render_burst
-from reports.mail.due import FAMILY_TOLD, DuePlan, group_into_mails, wait_for_family
-from reports.mail.ended import FAILED_STATES, ReportCandidate, outcome_of
+from reports.mail.due import FAMILY_TOLD, DuePlan, ReportCandidate, group_into_mails, outcome_of, wait_for_family
 from reports.mail.families import DigestJob, families_of, shared_advice, time_limits, told_of_digest
-from reports.mail.outbox import EndedRun, Outbox, Told, outbox_path
-from reports.mail.outbox_file import TOLD_S
-from reports.mail.useful import News
+from reports.mail.record import TOLD_S, EndedRun, MailRecord, Told, record_path
 from reports.mail.week import best_of
+from slurm.states import JOB_FAILED
 
 CONFIG = Mail(family_wait_min=60)
 HOUR_S = 3600
@@ -91,20 +89,22 @@ def test_every_run_is_told_once_and_a_family_has_few_mails(
     tmp_path_factory: pytest.TempPathFactory, ends: list[tuple[int, str, str]], wait_min: int
 ) -> None:
     """Runs end at random for five hours; the timer looks every five minutes, and is a new process each time."""
-    config, path = replace(CONFIG, family_wait_min=wait_min), outbox_path(tmp_path_factory.mktemp("site"))
+    config, path = replace(CONFIG, family_wait_min=wait_min), record_path(tmp_path_factory.mktemp("site"))
     found = {run(number, end_s=NOW_S + after_s): (name, state) for number, (after_s, name, state) in enumerate(ends, 1)}
     mails: dict[str, list[int]] = defaultdict(list)
     told_s: dict[EndedRun, int] = {}
     for now_s in range(NOW_S, NOW_S + 7 * HOUR_S, 300):
-        with Outbox(path) as outbox:
-            outbox.notice([each for each in found if each.end_s <= now_s])
-            waiting = outbox.waiting(now_s, "test")
+        with MailRecord(path) as record:
+            record.notice([each for each in found if each.end_s <= now_s])
+            waiting = record.due(now_s, "test")
             plan = DuePlan(ready=[ReportCandidate(r, 900, name_key=found[r][0], state=found[r][1]) for r in waiting])
             tells = {each.run: each.tells() for each in plan.ready}
-            wait_for_family(plan, outbox.told_since(now_s - TOLD_S, "test"), config, now_s)
+            wait_for_family(plan, record.told_since(now_s - TOLD_S, "test"), config, now_s)
             for runs in group_into_mails(plan.ready, replace(config, storm=999), lambda user: 999):
                 number = sum(map(len, mails.values()))
-                outbox.put(replace(message(number, *runs), told=tuple({tells[each] for each in runs})), now_s)
+                mail = replace(message(number, *runs), told=tuple({tells[each] for each in runs}))
+                record.trying(mail, now_s)
+                record.taken(mail, now_s)
                 assert not told_s.keys() & {*runs}
                 told_s |= dict.fromkeys(runs, now_s)
                 mails[found[runs[0]][0]].append(now_s)
@@ -115,19 +115,19 @@ def test_every_run_is_told_once_and_a_family_has_few_mails(
         assert max(hours) <= 3, "one for each way to end"
 
 
-def job(job_id: int = 1, given_rules: tuple[str, ...] = (), **more: Any) -> DigestJob:
+def job(job_id: int = 1, given_rules: tuple[str, ...] = (), headline: str = "ran", **more: Any) -> DigestJob:
     said = Conclusions(
-        "ran", ("It ran.",), tuple(Suggestion(rule, f"Do {rule}.", "So.") for rule in given_rules), given_rules
+        headline, ("It ran.",), tuple(Suggestion(rule, f"Do {rule}.", "So.") for rule in given_rules), given_rules
     )
     given = {
         "cluster": "test", "job_id": job_id, "shown_id": str(job_id), "name": "train-1", "name_key": "train-#",
         "gpu_count": 4, "state": "COMPLETED", "elapsed_s": 900, "gpu_hours": 1.0, "unused_hours": 0.1,
-        "limit_s": 7200, "next_limit_s": 1800, "option": "--time=00:30:00", "conclusions": said, "rules": RULES,
+        "limit_s": 7200, "next_limit_s": 1800, "conclusions": said, "rules": RULES,
     }  # fmt: skip
     return DigestJob(**{**given, **more})
 
 
-@pytest.mark.parametrize("state", FAILED_STATES)
+@pytest.mark.parametrize("state", sorted(JOB_FAILED))
 def test_a_failed_job_is_useful_again_and_again(state: str) -> None:
     news = News(set())
     assert news.has_any("ann", [job(state=state)]) and news.has_any("ann", [job(state=state)])
@@ -147,20 +147,11 @@ def test_advice_is_useful_once_a_week_for_each_family_and_user() -> None:
     assert not news.has_any("ann", [job(state="CANCELLED by 1000")])
 
 
-def test_what_was_never_sent_was_not_told(tmp_path: Path) -> None:
-    tells = Told("test", "train-#", 4, "low_use")
-    with Outbox(outbox_path(tmp_path)) as outbox:
-        for number in (1, 2, 3):
-            outbox.put(replace(message(number, user=f"u{number}"), told=(tells, tells)), NOW_S)
-        outbox.withdraw(message(1), "the user wants none", NOW_S)
-        outbox.sent(message(2), NOW_S)
-        assert outbox.told_since(NOW_S, "test") == {("u2", tells): NOW_S, ("u3", tells): NOW_S}
-        assert outbox.told_since(NOW_S, "other") == outbox.told_since(NOW_S + 1, "test") == {}
-        outbox.give_up(NOW_S, NOW_S, "no server")
-        outbox.set_back_times(NOW_S - HOUR_S)
-        assert outbox.told_since(0, "test") == {("u2", tells): NOW_S - HOUR_S}
-        outbox.put(replace(message(4), told=(tells,)), NOW_S + TOLD_S)
-        assert list(outbox.told_since(0, "test")) == [("ann", tells)]
+def test_a_job_that_is_ok_is_no_news_and_its_advice_stays_new() -> None:
+    news, fine = News(set()), "OK; to run faster, use the tensor cores"
+    assert not news.has_any("ann", [job(given_rules=("tensor_unused",), headline=fine)])
+    assert news.has_any("ann", [job(given_rules=("tensor_unused",), headline=fine, state="FAILED")])
+    assert news.has_any("bob", [job(headline=fine), job(given_rules=("low_use",))]), "an array with one low task"
 
 
 def test_each_advice_comes_once_with_all_its_jobs_and_what_wastes_most_comes_first() -> None:
@@ -176,10 +167,23 @@ def test_each_advice_comes_once_with_all_its_jobs_and_what_wastes_most_comes_fir
     assert families_of(jobs)[2].unused_hours is None and families_of(jobs)[2].unmeasured == 1
 
 
+def test_one_fault_of_several_jobs_is_one_advice_with_the_figures_of_the_largest() -> None:
+    def said(rule: str, number: int) -> Conclusions:
+        return Conclusions("ran", (), (Suggestion(rule, f"Ask for {number}.", "So."),), (rule,))
+
+    rules = {"idle_gpus": ("use", ""), "tier_too_large": ("memory", "")}
+    jobs = [job(n, conclusions=said("idle_gpus", n), rules=rules, gpu_hours=float(n)) for n in (1, 2, 3)]
+    [advice] = shared_advice(jobs)
+    assert (advice.advice, len(advice.jobs)) == ("Ask for 3.", 3)
+    assert advice.reason == "So. The figures are those of job 3; `almanac report JOBID` has the others'."
+    tiers = [job(n, conclusions=said("tier_too_large", n), rules=rules) for n in (1, 2)]
+    assert len(shared_advice(tiers)) == 2, "another tier is another request"
+
+
 def test_time_limits_are_asked_for_and_never_more_saved_than_used() -> None:
     far = [job(number, ("limit_far",)) for number in (1, 2)]
-    [limit] = time_limits(families_of([*far, job(3, elapsed_s=3000, next_limit_s=5400, option="--time=01:30:00")]))
-    assert (limit.option, limit.asked_hours, limit.used_hours) == ("--time=01:30:00", 16.0, 2.0)
+    [limit] = time_limits(families_of([*far, job(3, elapsed_s=3000, next_limit_s=5400)]))
+    assert (limit.asked_hours, limit.used_hours) == (16.0, 2.0)
     assert limit.spans == "ran 15 min of 2 h"
     assert time_limits(families_of([*far, job(3, state="TIMEOUT")])) == []
     assert time_limits(families_of([*far, job(3, next_limit_s=None)])) == []

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from mails import NOW_S, run
 from profiles import examples
 
-from almanac.addresses import is_address
 from almanac.config import Config, Mail
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError
-from reports.job.report import Rendered, render_email
-from reports.mail.address_book import AddressBook
-from reports.mail.message import MAX_MAIL_BYTES, compose, sender_of
+from almanac.names import is_address
+from reports.job.conclusions import report_of
+from reports.job.render import Rendered, render_email
+from reports.mail.handover import MAX_MAIL_BYTES, compose, sender_of
+from reports.mail.recipients import AddressBook
 
 CONFIG = Config(mail=Mail(server="localhost", sender="almanac@example.org", recipient="{user}@example.org"))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -39,7 +40,7 @@ def mail_of(rendered: Rendered = PLAIN, **more: Any) -> EmailMessage:
 
 
 def test_a_mail_has_a_text_and_a_page_with_its_pictures(reported: Any) -> None:
-    rendered = render_email(reported.contexts["idle"], reported.config)
+    rendered = render_email(report_of(reported.contexts["idle"]))
     message = compose(rendered, [run(201)], "ann@example.org", CONFIG, NOW_S)
     mail = parsed(message.raw)
     assert mail.get_content_type() == "multipart/alternative"
@@ -89,7 +90,7 @@ def test_its_id_does_not_depend_on_the_name_of_the_host(monkeypatch: pytest.Monk
     """A name server that is away between two runs of the service must not make a second message."""
     ids = set()
     for name in ("head.example.org", "localhost"):
-        monkeypatch.setattr("reports.mail.message._host_name", lambda name=name: name)
+        monkeypatch.setattr("reports.mail.handover._host_name", lambda name=name: name)
         message = compose(PLAIN, [run(1)], "ann@example.org", Config(mail=Mail(server="localhost")), NOW_S)
         assert parsed(message.raw)["From"].addresses[0].domain == name
         ids.add(message.message_id)
@@ -98,7 +99,7 @@ def test_its_id_does_not_depend_on_the_name_of_the_host(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("case", ["hostile", "64-gpus", "never-started"])
 def test_every_report_is_a_small_mail_of_short_ascii_lines(reported: Any, case: str) -> None:
-    rendered = render_email(reported.contexts[case], reported.config)
+    rendered = render_email(report_of(reported.contexts[case]))
     raw = compose(rendered, [run(1)], "ann@example.org", CONFIG, NOW_S).raw
     assert len(raw) < MAX_MAIL_BYTES
     assert raw.isascii()
@@ -122,7 +123,7 @@ def test_no_text_can_add_a_header_or_an_address(subject: str, cluster: str) -> N
     mail = parsed(message.raw)
     assert sorted(mail.keys()) == sorted(
         ["From", "To", "Subject", "Date", "Message-ID", "Auto-Submitted", "Precedence", "X-Auto-Response-Suppress",
-         "List-Id", "X-Mailer", "MIME-Version", "Content-Type"]
+         "List-Id", "List-Unsubscribe", "X-Mailer", "MIME-Version", "Content-Type"]
     )  # fmt: skip
     assert [address.addr_spec for address in mail["From"].addresses] == ["almanac@example.org"]
     assert [address.addr_spec for address in mail["To"].addresses] == ["ann@example.org"]
@@ -195,3 +196,20 @@ def test_the_default_sender_is_an_address() -> None:
 def test_a_recipient_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="no address"):
         compose(PLAIN, [run(1)], "ann@example.org, bob@example.org", CONFIG, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("mail", "header"),
+    [
+        ({}, "<mailto:almanac@example.org?subject=unsubscribe>"),
+        ({"reply_to": "help@example.org"}, "<mailto:help@example.org?subject=unsubscribe>"),
+        ({"unsubscribe": "out@example.org"}, "<mailto:out@example.org?subject=unsubscribe>"),
+        ({"unsubscribe": f"https://help.example.org/{'x' * 150}"}, f"<https://help.example.org/{'x' * 150}>"),
+    ],
+)
+def test_every_mail_names_the_way_out(mail: dict[str, str], header: str) -> None:
+    config = parse_config({"mail": {"sender": "almanac@example.org", **mail}})
+    raw = compose(PLAIN, [run(1)], "ann@example.org", config, NOW_S).raw
+    found = parsed(raw)
+    assert str(found["List-Unsubscribe"]).strip() == header and found["Auto-Submitted"] == "auto-generated"
+    assert b"=?utf-8?" not in raw.partition(b"\r\n\r\n")[0]

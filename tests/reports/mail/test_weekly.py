@@ -1,8 +1,9 @@
-"""Weekly digests are queued once a week, for those who want them."""
+"""Weekly digests are sent once a week, to those who want them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import pyarrow as pa
 import pytest
 from mails import NOW_S
 
-import reports.mail.weekly
+import reports.mail.batch
+from almanac.config import Config, Mail
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError, StoreError
-from reports.mail.address_book import AddressError
-from reports.mail.outbox import Outbox, outbox_path
-from reports.mail.week import is_told, last_week
-from reports.mail.weekly import LATEST_S, RETRY_S, put_weekly
-from telemetry.store.cluster_store import ClusterStore
+from reports.mail.batch import LATEST_S, MailBatch
+from reports.mail.due import MailOutcome
+from reports.mail.handover import MailAgent, MailRefusedError
+from reports.mail.recipients import AddressError
+from reports.mail.record import RETRY_S, WEEK, MailRecord, Message, record_path
+from reports.mail.week import last_week
 from telemetry.store.schema import JOBS
-from telemetry.store.store import Store
+from telemetry.store.store import ClusterStore, Store
 
 WEEK_S = 7 * 86_400
 MONDAY_S = last_week(NOW_S).end_s
@@ -32,8 +35,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def outbox(store: Store) -> Iterator[Outbox]:
-    with Outbox(outbox_path(store.root)) as opened:
+def record(store: Store) -> Iterator[MailRecord]:
+    with MailRecord(record_path(store.root)) as opened:
         yield opened
 
 
@@ -51,182 +54,195 @@ def ran(store: Store, job_id: int, user: str, end_s: int, account: str = "ml") -
     store.of("test").write("jobs", pa.Table.from_pylist([{name: row.get(name) for name in JOBS.names}], schema=JOBS))
 
 
-def put(store: Store, outbox: Outbox, now_s: int) -> list[str]:
-    wants = {"ann": "digest", "bob": "every", "eve": "digest", "off": "off"}
-    faults = list[str]()
-    address = "{}@example.org".format
-    told = list(put_weekly(store.of("test"), outbox, CONFIG, now_s, wants.__getitem__, address, faults))
-    assert not faults
-    return told
+@dataclass
+class Taker(MailAgent):
+    """Takes every mail but those to the refused users."""
+
+    config: Mail = field(default_factory=Mail)
+    refused: set[str] = field(default_factory=set)
+    taken: list[Message] = field(default_factory=list)
+
+    def open(self) -> None:
+        pass
+
+    def hand_over(self, message: Message) -> None:
+        if message.user in self.refused:
+            raise MailRefusedError("550 no such user", is_final=True)
+        self.taken.append(message)
 
 
-def test_who_wants_one_and_ran_something_gets_one_a_week(store: Store, outbox: Outbox) -> None:
-    assert put(store, outbox, MONDAY_S + 50) == []
+WANTS = {"ann": "digest", "bob": "every", "eve": "digest", "off": "off", "gone": "unknown", "dan": "digest"}
+
+
+@dataclass
+class Weekly:
+    """Runs of the timer, one after the other. send: returns the users who get a digest in the run."""
+
+    store: Store
+    record: MailRecord
+    agent: Taker = field(default_factory=Taker)
+    config: Config = CONFIG
+    wants: dict[str, str] = field(default_factory=WANTS.copy)
+    recipient: Callable[[str], str] = "{}@example.org".format
+    left: int = 300
+    outcome: MailOutcome = field(default_factory=MailOutcome)
+
+    def send(self, now_s: int) -> list[str]:
+        before, self.outcome = len(self.agent.taken), MailOutcome()
+        given = self.record, self.agent, self.outcome, self.left
+        batch = MailBatch(self.store.of("test"), self.config, lambda: now_s, self.recipient, *given)
+        batch.send_weekly(self.wants.__getitem__)
+        return [message.user for message in self.agent.taken[before:]]
+
+    @property
+    def is_told(self) -> bool:
+        return (self.record.mark(WEEK, "test") or 0) >= MONDAY_S + WEEK_S
+
+
+@pytest.fixture
+def weekly(store: Store, record: MailRecord) -> Weekly:
+    """Mail was switched on in the week before the digests."""
+    made = Weekly(store, record)
+    assert made.send(MONDAY_S + 50) == []
+    return made
+
+
+def test_who_wants_one_and_ran_something_gets_one_a_week(store: Store, weekly: Weekly) -> None:
     for number, user in enumerate(("ann", "bob", "off")):
         ran(store, number + 1, user, MONDAY_S + 86_400)
-    assert put(store, outbox, MONDAY_S + WEEK_S - 1) == []
+    assert weekly.send(MONDAY_S + WEEK_S - 1) == []
     ran(store, 9, "eve", MONDAY_S + WEEK_S + 3600)
     monday = MONDAY_S + WEEK_S + 7200
     read_up_to(store, monday)
-    assert put(store, outbox, monday) == ["ann"]
-    assert put(store, outbox, monday + 60) == []
-    [message] = outbox.ready(monday + 60, 10)
-    assert (message.kind, message.recipient, message.runs) == ("weekly", "ann@example.org", ())
+    assert weekly.send(monday) == ["ann"] and weekly.send(monday + 60) == []
+    [message] = weekly.agent.taken
+    assert (message.kind, message.recipient) == ("weekly", "ann@example.org")
     read_up_to(store, monday + WEEK_S)
-    assert put(store, outbox, monday + WEEK_S) == ["eve"]
+    assert weekly.send(monday + WEEK_S) == ["eve"]
 
 
-def test_the_past_of_who_switches_mail_on_is_no_digest(store: Store, outbox: Outbox) -> None:
+def test_the_past_of_who_switches_mail_on_is_no_digest(store: Store, record: MailRecord) -> None:
     ran(store, 1, "ann", MONDAY_S - 86_400)
-    assert put(store, outbox, MONDAY_S + 50) == put(store, outbox, MONDAY_S + 90) == []
+    made = Weekly(store, record)
+    assert made.send(MONDAY_S + 50) == made.send(MONDAY_S + 90) == []
 
 
-def test_a_killed_run_is_made_up_for_without_a_second_mail(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
-    ran(store, 1, "ann", MONDAY_S + 86_400)
-    ran(store, 2, "eve", MONDAY_S + 86_400)
-    wants: dict[str, str] = {"ann": "digest", "eve": "digest"}
-    monday = MONDAY_S + WEEK_S
-    read_up_to(store, monday + 600)
-    address = "{}@example.org".format
-    begun = put_weekly(store.of("test"), outbox, CONFIG, monday, wants.__getitem__, address, [])
-    assert next(iter(begun)) == "ann"
-    assert put(store, outbox, monday + 60) == ["eve"]
-    assert len(outbox.ready(monday + 60, 10)) == 2
+def ran_by(store: Store, *users: str) -> int:
+    """The time at which the digests of these users are due."""
+    for number, user in enumerate(users):
+        ran(store, number + 1, user, MONDAY_S + 86_400)
+    read_up_to(store, MONDAY_S + WEEK_S + 600)
+    return MONDAY_S + WEEK_S
+
+
+def test_what_the_rate_limit_leaves_comes_with_the_next_run(store: Store, weekly: Weekly) -> None:
+    at_s = ran_by(store, "ann", "eve")
+    weekly.left = 1
+    assert weekly.send(at_s) == ["ann"] and weekly.outcome.left == 1
+    assert weekly.send(at_s + 60) == ["eve"] and weekly.is_told
+
+
+def test_a_refused_digest_is_tried_for_days_and_then_given_up(store: Store, weekly: Weekly) -> None:
+    at_s = ran_by(store, "ann", "eve")
+    weekly.agent.refused = {"ann"}
+    assert weekly.send(at_s) == ["eve"] and weekly.outcome.refused == ["ann@example.org: 550 no such user"]
+    assert weekly.send(at_s + RETRY_S) == [] and not weekly.is_told and weekly.outcome.refused
+    assert weekly.send(at_s + LATEST_S) == [] and weekly.is_told
+    assert weekly.outcome.faults == [
+        "weekly digests that will never be sent: 1, the last one to ann@example.org: 550 no such user"
+    ]
+    assert weekly.record.counts().given_up == 1
 
 
 def test_a_digest_that_cannot_be_made_keeps_no_other_user_waiting(
-    store: Store, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    store: Store, weekly: Weekly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(store, outbox, MONDAY_S + 50)
-    for number, user in enumerate(("ann", "eve")):
-        ran(store, number + 1, user, MONDAY_S + 86_400)
-    real = reports.mail.weekly.render_weekly
+    at_s = ran_by(store, "ann", "eve")
+    real = reports.mail.batch.render_weekly
 
     def faulty(store: ClusterStore, user: str, *more: Any) -> Any:
         if user == "ann":
             raise StoreError("a damaged file")
         return real(store, user, *more)
 
-    monkeypatch.setattr(reports.mail.weekly, "render_weekly", faulty)
-    faults = list[str]()
-    read_up_to(store, MONDAY_S + WEEK_S + 600)
-    given = (
-        store.of("test"),
-        outbox,
-        CONFIG,
-        MONDAY_S + WEEK_S,
-        lambda user: "digest",
-        "{}@example.org".format,
-        faults,
-    )
-    assert list(put_weekly(*given)) == ["eve"]
-    assert faults == ["weekly digest of ann: StoreError: a damaged file"]
+    monkeypatch.setattr(reports.mail.batch, "render_weekly", faulty)
+    assert weekly.send(at_s) == ["eve"]
+    assert weekly.outcome.faults == ["weekly digest of ann: StoreError: a damaged file"]
     monkeypatch.undo()
-    assert list(put_weekly(*given)) == []
-    later_s = MONDAY_S + WEEK_S + RETRY_S
-    assert list(put_weekly(*given[:3], later_s, *given[4:])) == ["ann"]
-    assert is_told(outbox, "test", later_s)
+    assert weekly.send(at_s) == []
+    assert weekly.send(at_s + RETRY_S) == ["ann"] and weekly.is_told
 
 
-def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
-    for number, user in enumerate(("ann", "gone")):
-        ran(store, number + 1, user, MONDAY_S + 86_400)
-    read_up_to(store, MONDAY_S + WEEK_S + 600)
-    known = {"gone": "unknown"}
-    at_s = MONDAY_S + WEEK_S
-
-    def told(now_s: int) -> list[str]:
-        given = (lambda user: known.get(user, "digest"), "{}@example.org".format, [])
-        return list(put_weekly(store.of("test"), outbox, CONFIG, now_s, *given))
-
-    assert told(at_s) == ["ann"]
-    assert not is_told(outbox, "test", at_s)
-    known.clear()
-    assert told(at_s + RETRY_S - 1) == []
-    assert told(at_s + RETRY_S) == ["gone"]
-    known["gone"] = "unknown"
-    assert told(at_s + WEEK_S - 1) == []
+def test_who_is_not_known_for_a_moment_gets_a_digest_later(store: Store, weekly: Weekly) -> None:
+    at_s = ran_by(store, "ann", "gone")
+    assert weekly.send(at_s) == ["ann"] and not weekly.is_told
+    weekly.wants["gone"] = "digest"
+    assert weekly.send(at_s + RETRY_S - 1) == [] and weekly.send(at_s + RETRY_S) == ["gone"]
+    weekly.wants["gone"] = "unknown"
+    assert weekly.send(at_s + WEEK_S - 1) == []
 
 
-def test_a_pilot_gets_digests_by_user_and_by_account(store: Store, outbox: Outbox) -> None:
+def test_a_pilot_gets_digests_by_user_and_by_account(store: Store, weekly: Weekly) -> None:
     """An account of the week counts, not one of another week."""
-    put(store, outbox, MONDAY_S + 50)
     for number, (user, account, end_s) in enumerate(
         [("ann", "ml", 86_400), ("bob", "lab", 86_400), ("eve", "ml", 86_400), ("dan", "lab", -86_400),
          ("dan", "ml", 86_400)]
     ):  # fmt: skip
         ran(store, number + 1, user, MONDAY_S + end_s, account=account)
-    at_s = MONDAY_S + WEEK_S + 86_400
-    config = parse_config({"mail": {"sender": "a@example.org", "users": ["ann"], "accounts": ["lab"]}})
-    given = (lambda user: "digest", "{}@example.org".format, [])
-    assert list(put_weekly(store.of("test"), outbox, config, at_s, *given)) == ["ann", "bob"]
+    weekly.config = parse_config({"mail": {"sender": "a@example.org", "users": ["ann"], "accounts": ["lab"]}})
+    weekly.wants["bob"] = "digest"
+    assert weekly.send(MONDAY_S + WEEK_S + 86_400) == ["ann", "bob"]
 
 
-def test_a_digest_waits_for_an_address_that_cannot_be_looked_up(store: Store, outbox: Outbox) -> None:
+def test_a_digest_waits_for_an_address_that_cannot_be_looked_up(store: Store, weekly: Weekly) -> None:
     def broken(user: str) -> str:
         if user == "ann":
             raise AddressError("the directory is down")
         return f"{user}@example.org"
 
-    put(store, outbox, MONDAY_S + 50)
-    for number, user in enumerate(("ann", "eve")):
-        ran(store, number + 1, user, MONDAY_S + 86_400)
-    at_s = MONDAY_S + WEEK_S + 86_400
-    given = (lambda user: "digest", broken, list[str]())
-    assert list(put_weekly(store.of("test"), outbox, CONFIG, at_s, *given)) == ["eve"]
-    assert put(store, outbox, at_s + RETRY_S) == ["ann"]
+    at_s, weekly.recipient = ran_by(store, "ann", "eve"), broken
+    assert weekly.send(at_s) == ["eve"]
+    weekly.recipient = "{}@example.org".format
+    assert weekly.send(at_s + RETRY_S) == ["ann"]
 
 
-def test_who_is_never_known_is_not_waited_for_all_week(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
-    ran(store, 1, "gone", MONDAY_S + 86_400)
-    at_s = MONDAY_S + WEEK_S + LATEST_S
-    assert list(put_weekly(store.of("test"), outbox, CONFIG, at_s, lambda user: "unknown", str, [])) == []
-    assert is_told(outbox, "test", at_s)
+def test_who_is_never_known_is_not_waited_for_all_week(store: Store, weekly: Weekly) -> None:
+    ran_by(store, "gone")
+    assert weekly.send(MONDAY_S + WEEK_S + LATEST_S) == [] and weekly.is_told
 
 
-def test_a_sender_that_is_none_loses_no_digest(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
-    ran(store, 1, "ann", MONDAY_S + 86_400)
-    at_s = MONDAY_S + WEEK_S + 7200
-    read_up_to(store, at_s)
-    wrong = parse_config({"mail": {"sender": "almanac", "recipient": "{user}@example.org"}})
-    given = (lambda user: "digest", "{}@example.org".format, [])
+def test_a_sender_that_is_none_loses_no_digest(store: Store, weekly: Weekly) -> None:
+    at_s = ran_by(store, "ann")
+    weekly.config = parse_config({"mail": {"sender": "almanac", "recipient": "{user}@example.org"}})
     with pytest.raises(ConfigError):
-        list(put_weekly(store.of("test"), outbox, wrong, at_s, *given))
-    assert put(store, outbox, at_s + 60) == ["ann"]
+        weekly.send(at_s)
+    weekly.config = CONFIG
+    assert weekly.send(at_s + 60) == ["ann"]
 
 
-def test_a_week_is_told_when_all_of_it_is_known(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
+def test_a_week_is_told_when_all_of_it_is_known(store: Store, weekly: Weekly) -> None:
     monday = MONDAY_S + WEEK_S
     ran(store, 1, "ann", monday - 86_400)
     read_up_to(store, monday + 599)
-    assert put(store, outbox, monday + 900) == []
+    assert weekly.send(monday + 900) == []
     read_up_to(store, monday + 600)
     row = store.of("test").read("jobs", JOBS.names).set_column(0, "job_id", pa.array([2], pa.int64()))
     store.of("test").write("jobs", row, lambda *changed: {monday // 86_400 - 1})
-    assert put(store, outbox, monday + 900) == []
+    assert weekly.send(monday + 900) == []
     store.of("test").close(store.of("test").stale())
-    assert put(store, outbox, monday + 900) == ["ann"]
+    assert weekly.send(monday + 900) == ["ann"]
 
 
 @pytest.mark.parametrize(("telemetry_s", "told"), [(-1, []), (0, ["ann"])])
-def test_a_week_waits_for_its_telemetry(store: Store, outbox: Outbox, telemetry_s: int, told: list[str]) -> None:
-    put(store, outbox, MONDAY_S + 50)
+def test_a_week_waits_for_its_telemetry(store: Store, weekly: Weekly, telemetry_s: int, told: list[str]) -> None:
     monday = MONDAY_S + WEEK_S
     ran(store, 1, "ann", monday - 86_400)
     read_up_to(store, monday + 900)
     store.of("test").set_watermark("prometheus", monday + telemetry_s)
-    config = parse_config({"mail": {"sender": "a@example.org"}, "prometheus": {"url": "http://127.0.0.1:9"}})
-    given = (lambda user: "digest", "{}@example.org".format, [])
-    assert list(put_weekly(store.of("test"), outbox, config, monday + 900, *given)) == told
+    weekly.config = parse_config({"mail": {"sender": "a@example.org"}, "prometheus": {"url": "http://127.0.0.1:9"}})
+    assert weekly.send(monday + 900) == told
 
 
-def test_who_waits_for_a_day_is_told_what_there_is(store: Store, outbox: Outbox) -> None:
-    put(store, outbox, MONDAY_S + 50)
+def test_who_waits_for_a_day_is_told_what_there_is(store: Store, weekly: Weekly) -> None:
     ran(store, 1, "ann", MONDAY_S + 86_400)
-    assert put(store, outbox, MONDAY_S + WEEK_S + 86_399) == []
-    assert put(store, outbox, MONDAY_S + WEEK_S + 86_400) == ["ann"]
+    assert weekly.send(MONDAY_S + WEEK_S + 86_399) == [] and weekly.send(MONDAY_S + WEEK_S + 86_400) == ["ann"]

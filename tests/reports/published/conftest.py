@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from publisher import IS_ROOT, Publisher
 
-from telemetry.store.user_files import read_own
+from almanac.published.files import read_own
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def publisher(reported: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     tmp_path.chmod(0o755)
     if not IS_ROOT:  # without root, one user owns all files
         monkeypatch.setattr(
-            "reports.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
+            "almanac.published.files.read_own", lambda path, _, most: read_own(path, os.geteuid(), most)
         )
     return Publisher(reported, tmp_path / "advice")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from almanac.config import Reports
-from reports.published.files import OwnFiles, open_own
-from reports.published.folder import OwnFolder
-from reports.published.publish import OwnJob, OwnPublished, publish_own
-from telemetry.store.outgoing import Outgoing
+from almanac.published.outgoing import Outgoing
+from reports.published.caller import PublishedJobs
+from reports.published.publish import OwnFolder, OwnJob, OwnPublished, publish_own
+from telemetry.site import Site
 
 CLUSTER = "test"
 NOW_S = 1_795_003_200
@@ -33,11 +33,11 @@ class Publisher:
 
     def __call__(self, **changes: Any) -> OwnPublished:
         config = dataclasses.replace(self.reported.config, reports=self.own)
-        job = OwnJob(self.reported.store.of(CLUSTER), config, self.now_s, self.folder)
+        job = OwnJob(Site.of(self.reported.store.of(CLUSTER), config, self.now_s), self.folder)
         return publish_own(dataclasses.replace(job, **changes), self.uids.get, NAMES.get)
 
-    def of(self, user: str) -> OwnFiles:
-        return open_own(self.root, UIDS[user])
+    def of(self, user: str) -> PublishedJobs:
+        return PublishedJobs(self.root, UIDS[user])
 
     def files(self) -> dict[str, bytes]:
         found = (path for path in sorted((self.root / "user").rglob("*")) if path.is_file())

@@ -4,68 +4,61 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from publisher import CLUSTER, NAMES, Publisher
+from publisher import CLUSTER, NAMES, NOW_S, Publisher
 from reported_site import CASES
-from rich.console import Console
 
 from almanac.config import Config, Reports
-from almanac.errors import StoreError
-from reports.job.context import JobContext
-from reports.job.report import render_email, render_page, to_json
-from reports.job.terminal import render_terminal
-from reports.published.choice import Chosen, newest_runs
-from reports.published.folder import MANIFEST
-from reports.published.format import FORMAT, MAX_FILE_BYTES, pack_report, unpack_report
-from telemetry.history import HISTORY, load_history_table
+from almanac.errors import FileFormatError, StoreError
+from almanac.published.files import UNPACKED_BYTES
+from reports.job.conclusions import report_of
+from reports.job.evidence import JobContext
+from reports.job.job_report import JobReport
+from reports.job.render import render_email
+from reports.mail.record import EndedRun, MailRecord, Message, record_path
+from reports.published.caller import REPORT, StoreJobs, UserMail
+from reports.published.newest import Chosen, newest_runs
+from reports.published.publish import MANIFEST
+from telemetry.history import HISTORY
 from telemetry.metrics.summary import summarize
+from telemetry.site import Site
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
 DAY_S = 86_400
 
 
-def on_terminal(context: JobContext) -> str:
-    console = Console(width=100, file=io.StringIO(), highlight=False, markup=False, emoji=False)
-    with console.capture() as capture:
-        console.print(render_terminal(context, 100))
-    return capture.get()
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_published_says_what_the_store_says(reported: Any, case: str) -> None:
-    """Samples have three digits: a block of the terminal can fall on the other side of a border."""
-    context = reported.contexts[case]
-    own = unpack_report(pack_report(context))
-    assert dataclasses.replace(own, series=None) == dataclasses.replace(context, series=None)
-    assert to_json(own) == to_json(context)
-    ours, theirs = on_terminal(own), on_terminal(context)
-    assert len(ours) == len(theirs)
-    assert sum(a != b for a, b in zip(ours, theirs, strict=True)) <= 0.01 * len(theirs)
-    if context.series is not None:
-        assert own.series is not None
-        assert (own.series.units, own.series.bin_s) == (context.series.units, context.series.bin_s)
-        np.testing.assert_allclose(own.series.util_pct, context.series.util_pct, rtol=6e-4, atol=1e-6)
-        used = context.series.values["hbm_used_mib"]
-        np.testing.assert_allclose(own.series.values["hbm_used_mib"], used, rtol=6e-4)
+def test_a_published_report_is_the_same_value(reported: Any, case: str) -> None:
+    report = report_of(reported.contexts[case])
+    found = REPORT.parse(REPORT.render(report))
+    assert (found.value, found.unknown) == (report, ())
 
 
-def test_a_published_report_is_mailed_and_shown_as_of_the_store(reported: Any) -> None:
-    context = reported.contexts["half"]
-    own = unpack_report(pack_report(context))
-    mail, of_store = render_email(own, reported.config), render_email(context, reported.config)
-    assert (mail.subject, mail.text, mail.html) == (of_store.subject, of_store.text, of_store.html)
-    assert list(mail.images) == list(of_store.images)
-    assert render_page(own).startswith("<!DOCTYPE html>")
+def test_releases_one_apart_read_each_others_reports(reported: Any) -> None:
+    """A newer one has more fields, and columns in its rows; an older one lacks those with a default."""
+    report = report_of(reported.contexts["half"])
+    document = json.loads(gzip.decompress(REPORT.render(report)))
+    del document["series"]
+    older = REPORT.parse(gzip.compress(json.dumps(document).encode()))
+    assert older.value == dataclasses.replace(report, series=None)
+    newer = {**document, "mood": "good", "figures": [{**row, "color": 7} for row in document["figures"]]}
+    newer["job"] = {**document["job"], "flavor": "mint"}
+    found = REPORT.parse(gzip.compress(json.dumps(newer).encode()))
+    assert found.unknown == ("color", "mood")
+    assert dataclasses.replace(found.value, job=report.job) == older.value
+    assert render_text(found.value) == render_text(older.value)
+
+
+def render_text(report: JobReport) -> str:
+    return render_email(report).text
 
 
 def test_each_user_gets_their_own_jobs_and_no_others(publisher: Publisher) -> None:
@@ -83,21 +76,62 @@ def test_each_user_gets_their_own_jobs_and_no_others(publisher: Publisher) -> No
 
 def test_reports_read_back_by_id_and_the_newest_run_counts(published: Publisher) -> None:
     own = published.of("alice")
-    again, plain = own.contexts([801, 101, 801])
-    assert [context.job_id for context in (again, plain)] == [801, 101]
+    again, plain = own.reports([801, 101, 801])
+    assert [report.job_id for report in (again, plain)] == [801, 101]
     assert again.job["restarts"] == 1 and len(again.earlier_runs) == 1
-    assert own.contexts([999]) == []
+    assert own.reports([999]) == []
 
 
 def test_the_list_has_the_rows_that_almanac_jobs_shows(published: Publisher) -> None:
-    own = published.of("alice").history(HISTORY.names)
-    stored = load_history_table(published.reported.store.of(CLUSTER), HISTORY.names, user="alice")
-    as_rows = [
-        [{name: None if value != value else value for name, value in row.items()} for row in table.to_pylist()]
-        for table in (own, stored)
-    ]
-    assert own.schema == stored.schema
-    assert as_rows[0] == as_rows[1]
+    own = published.of("alice")
+    site = Site.of(published.reported.store.of(CLUSTER), published.reported.config, NOW_S)
+    stored = StoreJobs(site, "alice")
+    assert own.columns == stored.columns
+    rows = [dict(row) for row in own.history(HISTORY.names)]
+    assert rows == [dict(row) for row in stored.history(HISTORY.names)]
+    assert own.next_steps(rows) == stored.next_steps(rows)
+    assert "try hbm40g" in own.next_steps(rows)
+
+
+def test_files_of_the_release_before_are_made_again(published: Publisher) -> None:
+    """Format 3: gzip of a line of JSON, and then samples."""
+    for name in published.files():
+        path = published.root / "user" / name
+        kind = "jobs" if path.name == "jobs" else "report"
+        older = path.with_name(f"{path.name}0123" if kind == "report" else path.name)
+        path.unlink()
+        older.write_bytes(gzip.compress(json.dumps({"almanac": kind, "format": 3}).encode() + b"\n\x00\xff"))
+        older.chmod(0o400)
+    (published.root / MANIFEST).unlink()
+    with pytest.raises(FileFormatError, match="older release") as caught:
+        published.of("alice").reports([101])
+    assert "publish` writes it again" in caught.value.hint
+    done = published()
+    assert (done.lists, done.reports) == (2, 59)
+    assert len(published.files()) == 2 + 59
+    assert published.of("alice").reports([101])[0].job_id == 101
+
+
+def test_each_user_gets_their_newest_mails_with_the_servers_words(published: Publisher) -> None:
+    with MailRecord(record_path(published.reported.store.root)) as record:
+        for job_id, user in ((1, "alice"), (2, "alice"), (3, "bob")):
+            mail = EndedRun(CLUSTER, job_id, NOW_S - 900, user, NOW_S - 60, 1)
+            about = Message(f"<{job_id}>", user, f"{user}@x.org", "job", b"", (mail,))
+            record.trying(about, NOW_S + job_id)
+            if job_id == 2:
+                record.failed([mail], "550 5.1.1 \x1b[2Jno such user" + "!" * 900, NOW_S + job_id)
+            else:
+                record.taken(about, NOW_S + job_id)
+    assert (published().lists, published().lists) == (2, 0)
+    failed, sent = published.of("alice").mails("alice")
+    assert sent == UserMail(NOW_S + 1, "job", 1, 1, "alice@x.org")
+    assert (failed.kind, failed.job_id, failed.to) == ("failed", 2, "alice@x.org")
+    assert failed.words.startswith("550 5.1.1") and "\x1b" not in failed.words and len(failed.words) <= 500
+    assert [mail.job_id for mail in published.of("bob").mails("bob")] == [3]
+    site = Site.of(published.reported.store.of(CLUSTER), published.reported.config, NOW_S)
+    assert list(StoreJobs(site, "alice").mails("alice")) == [failed, sent]
+    record_path(published.reported.store.root).unlink()
+    assert published().lists == 2 and not published.of("alice").mails("alice")
 
 
 def test_nothing_is_made_again_where_nothing_changed(published: Publisher) -> None:
@@ -109,11 +143,11 @@ def test_nothing_is_made_again_where_nothing_changed(published: Publisher) -> No
 
 
 def test_a_run_in_another_process_makes_nothing_again(publisher: Publisher) -> None:
-    """What says that a job has not changed must not depend on the process."""
+    """The digest of an unchanged job must not depend on the process."""
     runs = newest_runs(publisher.reported.store.of(CLUSTER), 0, 50)["alice"]
     program = (
         "import sys, pathlib; from telemetry.store.store import Store;"
-        "from reports.published.choice import newest_runs;"
+        "from reports.published.publish import newest_runs;"
         f"runs = newest_runs(Store.open(pathlib.Path(sys.argv[1])).of({CLUSTER!r}), 0, 50);"
         "print(*[run.digest for run in runs['alice']])"
     )
@@ -183,23 +217,24 @@ def test_a_job_without_its_report_is_listed_and_says_so(publisher: Publisher, mo
     monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 1)
     publisher()
     own = publisher.of("bob")
-    assert own.history(["job_id"]).num_rows == 30
+    assert len(list(own.history(["job_id"]))) == 30
     with pytest.raises(StoreError, match="not published yet"):
-        own.contexts([30])
+        own.reports([30])
 
 
 @pytest.mark.parametrize("fault", ["number", "size"])
 def test_a_report_that_cannot_be_written_keeps_no_other_from_being_so(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    def pack(context: JobContext) -> bytes:
-        if context.job_id != 5:
-            return pack_report(context)
+    def faulty(context: JobContext) -> JobReport:
+        report = report_of(context)
+        if report.job_id != 5:
+            return report
         if fault == "size":
-            return bytes(MAX_FILE_BYTES + 1)
-        return pack_report(dataclasses.replace(context, metrics={**context.metrics, "energy_j": float("inf")}))
+            return dataclasses.replace(report, headline="x" * UNPACKED_BYTES)
+        return dataclasses.replace(report, gpu_hours=float("inf"))
 
-    monkeypatch.setattr("reports.published.publish.pack_report", pack)
+    monkeypatch.setattr("reports.published.publish.report_of", faulty)
     done = publisher()
     assert (done.reports, done.unwritable) == (58, 1)
     assert [run.job_id for run in publisher.of("bob").index.runs if run.report is None] == [5]
@@ -211,13 +246,12 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
     """The two newest; they are tried again where their job or the format has changed, and else never."""
     tried = []
 
-    def pack(context: JobContext) -> bytes:
+    def faulty(context: JobContext) -> JobReport:
         tried.append(context.job_id)
-        if context.job_id in (1, 2):
-            raise ValueError("Out of range float values are not JSON compliant")
-        return pack_report(context)
+        report = report_of(context)
+        return dataclasses.replace(report, gpu_hours=float("nan")) if context.job_id in (1, 2) else report
 
-    monkeypatch.setattr("reports.published.publish.pack_report", pack)
+    monkeypatch.setattr("reports.published.publish.report_of", faulty)
     publisher.own = Reports(own_jobs=30)
     monkeypatch.setattr("reports.published.publish.OWN_PER_RUN", 2)
     publisher.uids = {"bob": 60_002}
@@ -230,7 +264,7 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
     change_job(monkeypatch, 2)
     assert (publisher().reports, tried) == (0, [2])
     tried.clear()
-    monkeypatch.setattr("reports.published.publish.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("reports.published.publish.REPORT", dataclasses.replace(REPORT, version=REPORT.version + 1))
     assert (publisher().unwritable, len(tried)) == (2, 30)
     tried.clear()
     publisher.own = Reports(own_jobs=1)
@@ -240,7 +274,7 @@ def test_reports_that_cannot_be_written_hold_up_no_older_ones(
 
 
 def change_job(monkeypatch: pytest.MonkeyPatch, job_id: int) -> None:
-    """What is stored of it."""
+    """Change the digest of its stored values."""
 
     def changed(*args: Any) -> dict[str, list[Chosen]]:
         return {
@@ -294,4 +328,4 @@ def test_a_uid_that_is_another_users_now_shows_them_nothing_of_the_former(
     assert published().removed == 1
     assert published.folder.uids() == [60_001]
     with pytest.raises(StoreError, match="no reports for you"):
-        published.of("bob")
+        _ = published.of("bob").index

@@ -13,15 +13,15 @@ from publisher import IS_ROOT, NAMES, UIDS, Publisher
 
 from almanac.config import Reports
 from almanac.errors import BusyError, StoreError
-from reports.published.files import open_own
+from almanac.published.outgoing import Outgoing
+from reports.published.caller import PublishedJobs
 from slurm_hooks.distribute import distribute
-from telemetry.store.outgoing import Outgoing
 
 only_root = pytest.mark.skipif(not IS_ROOT, reason="only root can give files away")
 
 
 def as_user(uid: int, act: Callable[[], object]) -> str:
-    """What becomes of an act of that user: "done", or the name of what it raises."""
+    """Run an act as that user, and return "done" or the name of the error."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,10 +64,10 @@ def test_users_read_their_own_reports_and_can_neither_read_others_nor_make_files
     names = {uid: [name for name in publisher.files() if name.startswith(str(uid))] for uid in NAMES}
 
     def own() -> None:
-        assert len(open_own(open_root, 60_001).contexts([101, 201])) == 2
+        assert len(PublishedJobs(open_root, 60_001).reports([101, 201])) == 2
 
     assert as_user(60_001, own) == "done"
-    assert as_user(60_002, lambda: open_own(open_root, 60_001)) == "StoreError"
+    assert as_user(60_002, lambda: PublishedJobs(open_root, 60_001).index) == "StoreError"
     for name in names[60_002]:
         assert as_user(60_001, lambda name=name: (open_root / "user" / name).read_bytes()) == "PermissionError"
     for folder in ("60001", "60001/reports", "60002", ""):
@@ -92,7 +92,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(publisher: Publisher, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(StoreError, match="No space left") as caught:
-        patch.setattr("telemetry.store.outgoing.flush_file_system", full)
+        patch.setattr("almanac.published.outgoing.flush_file_system", full)
         publisher()
     assert "make room" in caught.value.hint
     assert publisher.files() == before
@@ -120,7 +120,7 @@ def test_killed_at_any_moment_every_list_names_reports_that_are_there(
         for user in UIDS:
             own = publisher.of(user)
             ids = [run.job_id for run in own.index.runs if run.report]
-            assert len(own.contexts(ids)) == len(ids) >= 6
+            assert len(own.reports(ids)) == len(ids) >= 6
     assert killed
     publisher()
     assert len(publisher.files()) == 2 * (9 + 1)

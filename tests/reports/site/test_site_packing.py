@@ -13,19 +13,18 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from advisor.decisions.packing import PackingFamily, PackingRules, decide_packing
-from advisor.packing.partners import packing_alone
+from advisor.packing.decide import PackingFamily, PackingRules, decide_packing, packing_alone
 from almanac.config import Config
 from almanac.config_file import parse_config
 from cli.main import cli
 from cli.site_report import _show
 from reports.site import packing as module
 from reports.site.packing import NO_JOBS, OFF, UNTRAINED
-from reports.site.packing_table import MOST_SHARING, packing_table
 from reports.site.page import render_site_page
 from reports.site.report import SiteReport, build_site_report
 from reports.site.tables import write_csv
-from reports.site.words import PageTable
+from reports.site.tasks import MOST_SHARING, packing_table
+from telemetry.site import Site
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -59,21 +58,19 @@ def report_of(
         return [each for each in families if each.user in set(history["user"])]
 
     monkeypatch.setattr(module, "packing_families", known)
-    monkeypatch.setattr(module, "trusted", lambda *_: SimpleNamespace(calibration=None) if is_trained else None)
+    monkeypatch.setattr(module, "load_usable", lambda *_: SimpleNamespace(calibration=None) if is_trained else None)
     options: dict[str, Any] = {"has_names": True, "has_study": False, **more}
-    return build_site_report(store, config or Config(), (NOW_S - 1_000_000, NOW_S), NOW_S, **options)
+    return build_site_report(Site.of(store, config or Config(), NOW_S), (NOW_S - 1_000_000, NOW_S), **options)
 
 
 def test_saved_gpu_hours_are_those_at_the_low_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own, gain = family("ann", "tune-#"), packing_alone(family("ann", "tune-#"), PackingRules()).gain
-    assert gain is not None
     report = report_of(monkeypatch, tmp_path, [own], {("ann", "tune-#"): 100.0, ("ann", "other"): 50.0})
     [row] = report.packing.rows
     assert row.hours == pytest.approx(100)
     assert row.saved_hours == pytest.approx(100 * (1 - 1 / gain.low))
     assert report.packing.hours == pytest.approx(150)
     table = packing_table(report)
-    assert isinstance(table, PageTable)
     assert table.cells[0][:2] == ['2 runs of "tune-#"', "ann"]
     assert table.columns[3] == "Work/GPU-h"
     assert table.note.startswith("Saved are at least ")
@@ -83,7 +80,7 @@ def test_saved_gpu_hours_are_those_at_the_low_end(monkeypatch: pytest.MonkeyPatc
 def test_two_families_share_as_long_as_both_run_and_each_counts_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """big fits beside small but not beside itself; so does huge, which would need small, too."""
+    """big can share with small but not with itself; so can huge, which would need small, too."""
     families = [
         family("ann", "big", 0.3, 60_000.0), family("ann", "huge", 0.3, 62_000.0), family("ann", "small", 0.1, 9000.0),
     ]  # fmt: skip
@@ -110,7 +107,6 @@ def test_many_users_are_cut_at_ten_rows_of_80_columns(
         report = report_of(monkeypatch, tmp_path / str(has_names), families, hours, has_names=has_names)
         assert len(report.packing.rows) == 120
         table = packing_table(report)
-        assert isinstance(table, PageTable)
         assert len(table.cells) == MOST_SHARING
         assert "110 more in packing.csv." in table.note
         saved = [row.saved_hours for row in report.packing.rows]
@@ -179,7 +175,6 @@ def test_users_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch, tmp
     report = report_of(monkeypatch, tmp_path, [family(f"u{number}", "x") for number in range(5)], hours)
     assert [row.user for row in report.packing.rows] == ["u4", "u3"]
     table = packing_table(report)
-    assert isinstance(table, PageTable)
     assert "3 users with fewer GPU-hours were not looked at." in table.note
 
 
@@ -191,7 +186,7 @@ def test_a_gain_below_one_saves_nothing() -> None:
 
 def test_the_command_prints_every_table_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = report_of(monkeypatch, tmp_path, [family("ann", "tune-#")], {("ann", "tune-#"): 100.0})
-    monkeypatch.setattr("reports.site.report.build_site_report", lambda *_, **__: report)
+    monkeypatch.setattr("cli.site_report.build_site_report", lambda *_, **__: report)
     (tmp_path / "almanac.toml").write_text("")
     argv = ["--config", str(tmp_path / "almanac.toml"), "--store", str(tmp_path / "store"), "site-report", "--json"]
     done = CliRunner().invoke(cli, argv)

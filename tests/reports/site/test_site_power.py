@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -14,20 +13,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from browser import CHROMIUM, look
 from click.testing import CliRunner
 
 from almanac.config import Config, Cost, NodeSet, Power
 from cli.app import App
 from cli.site_report import command
 from reports.site.page import render_site_page
+from reports.site.plots import _steps, render_power_plots
 from reports.site.power import NodeSetPower, load_power, power_rows, power_table
-from reports.site.power_plot import _steps, render_power_plots
 from reports.site.report import build_site_report
 from reports.site.tables import write_csv
-from reports.site.words import PageTable
-from telemetry.nodes.counts import append_counts
-from telemetry.slurm.node_sets import LiveDemand
+from slurm.node_sets import LiveDemand
+from telemetry.power.demand import append_counts
+from telemetry.site import Site
 from telemetry.store.schema import NODE_COUNTS
 from telemetry.store.store import Store
 
@@ -60,9 +58,8 @@ def write(store: Store, cluster: str, demand: Sequence[LiveDemand]) -> None:
 
 
 def test_savings_by_hand(store: Store) -> None:
-    found = {each.name: each for each in load_power(store.of("c"), CONFIG, SPAN_S)}
+    found = {each.name: each for each in load_power(Site.of(store.of("c"), CONFIG, NOW_S), SPAN_S)}
     a100 = found["a100"]
-    assert a100.use is not None
     assert a100.use.coverage == 0.5
     hours = (37 * 4 + 35 * 3) / 6
     assert a100.use.asleep_hours == pytest.approx(hours)
@@ -74,8 +71,7 @@ def test_savings_by_hand(store: Store) -> None:
 
 
 def test_the_table_says_what_is_known_and_what_is_not(store: Store) -> None:
-    table = power_table(load_power(store.of("c"), CONFIG, SPAN_S), CONFIG)
-    assert isinstance(table, PageTable)
+    table = power_table(load_power(Site.of(store.of("c"), CONFIG, NOW_S), SPAN_S), CONFIG)
     first, second = table.cells
     assert first == [
         "a100", "50%", "120", "24 (20%)", "42.2 (35%)", "25.3 kWh", "5.06 EUR", "7.59 kg", "1 (2.0 a day)",
@@ -87,22 +83,21 @@ def test_the_table_says_what_is_known_and_what_is_not(store: Store) -> None:
 
 def test_without_a_price_there_is_no_column_of_costs(store: Store) -> None:
     config = dataclasses.replace(CONFIG, cost=Cost())
-    table = power_table(load_power(store.of("c"), config, SPAN_S), config)
-    assert isinstance(table, PageTable)
+    table = power_table(load_power(Site.of(store.of("c"), config, NOW_S), SPAN_S), config)
     assert "Cost saved" not in table.columns
     assert {len(row) for row in table.cells} == {len(table.columns)} == {9}
-    assert power_rows(load_power(store.of("c"), config, SPAN_S)).to_pylist()[0]["saved_cost"] is None
+    assert power_rows(load_power(Site.of(store.of("c"), config, NOW_S), SPAN_S)).to_pylist()[0]["saved_cost"] is None
 
 
 def test_without_counts_it_says_so(store: Store) -> None:
     earlier = (NOW_S - 9 * DAY_S, NOW_S - 8 * DAY_S)
-    said = power_table(load_power(store.of("c"), CONFIG, earlier), CONFIG)
+    said = power_table(load_power(Site.of(store.of("c"), CONFIG, NOW_S), earlier), CONFIG)
     assert said == "No data on a100, h100: no power run counted nodes in this span."
-    none = power_table(load_power(store.of("c"), Config(), earlier), Config())
+    none = power_table(load_power(Site.of(store.of("c"), Config(), NOW_S), earlier), Config())
     assert none == "", "a site without node sets has no such card"
-    known = {each.name for each in load_power(store.of("c"), Config(), SPAN_S)}
+    known = {each.name for each in load_power(Site.of(store.of("c"), Config(), NOW_S), SPAN_S)}
     assert known == {"a100"}, "counts of a set that was removed from the configuration are still counts"
-    rows = power_rows(load_power(store.of("c"), CONFIG, earlier)).to_pylist()
+    rows = power_rows(load_power(Site.of(store.of("c"), CONFIG, NOW_S), earlier)).to_pylist()
     assert [set(row.values()) - {row["node_set"]} for row in rows] == [{None}, {None}]
 
 
@@ -118,7 +113,7 @@ def test_a_store_of_400_days_is_added_up(tmp_path: Path) -> None:
     numbers = {"total": [10] * size, "active": [2] * size, "wanted": [0] * size, "asleep": [5] * size,
                "queued_node_min": [None] * size}  # fmt: skip
     store.of("c").write("node_counts", pa.Table.from_pydict({**rows, **numbers}, schema=NODE_COUNTS))
-    found = load_power(store.of("c"), CONFIG, (NOW_S - 400 * DAY_S, NOW_S))
+    found = load_power(Site.of(store.of("c"), CONFIG, NOW_S), (NOW_S - 400 * DAY_S, NOW_S))
     assert [each.use.asleep_hours for each in found if each.use] == [400 * 24 * 5] * 2
 
 
@@ -129,8 +124,8 @@ def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) ->
     """The configuration refuses such names; the store's files could still hold one."""
     store = Store.create(tmp_path / "store")
     append_counts(store.of("c"), HOSTILE, NOW_S - 600, LiveDemand(10, 2, 0, 5))
-    found = load_power(store.of("c"), Config(), SPAN_S)
-    report = build_site_report(reported.store.of("test"), reported.config, SPAN_S, NOW_S)
+    found = load_power(Site.of(store.of("c"), Config(), NOW_S), SPAN_S)
+    report = build_site_report(Site.of(reported.store.of("test"), reported.config, NOW_S), SPAN_S)
     report = dataclasses.replace(report, power=found)
     page = render_site_page(report)
     assert "script&gt;alert(1)" in page
@@ -142,31 +137,32 @@ def test_a_hostile_name_of_a_node_set_is_inert(reported: Any, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def pages(reported: Any, store: Store) -> dict[str, str]:
     """Pages of the hand-made site: with savings, and without counts."""
-    report = build_site_report(reported.store.of("test"), reported.config, (NOW_S - 40 * DAY_S, NOW_S), NOW_S)
+    report = build_site_report(Site.of(reported.store.of("test"), reported.config, NOW_S), (NOW_S - 40 * DAY_S, NOW_S))
     config = dataclasses.replace(reported.config, node_sets=CONFIG.node_sets, power=CONFIG.power, cost=CONFIG.cost)
-    found = load_power(store.of("c"), config, SPAN_S)
+    found = load_power(Site.of(store.of("c"), config, NOW_S), SPAN_S)
     return {
         "savings": render_site_page(dataclasses.replace(report, power=found, config=config)),
         "nothing": render_site_page(report),
     }
 
 
+def card_of(page: str) -> str:
+    return page.partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
+
+
 def test_the_page_has_the_table_or_says_why_not(pages: dict[str, str]) -> None:
-    card = pages["savings"].partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
+    card = card_of(pages["savings"])
     assert re.findall(r"<td[^>]*>(.*?)</td>", card)[:2] == ["a100", "50%"]
     assert "25.3 kWh" in card
     assert "Node power" not in pages["nothing"]
 
 
 def test_the_card_has_a_picture_of_the_last_days_with_its_words(pages: dict[str, str], store: Store) -> None:
-    cards = {
-        name: page.partition("<h2>Node power</h2>")[2].partition('<div class="card">')[0]
-        for name, page in pages.items()
-    }
+    cards = {name: card_of(page) for name, page in pages.items()}
     [alt] = re.findall(r'<img class="picture" src="data:image/png;base64,[^"]+" alt="([^"]*)">', cards["savings"])
     assert alt == "Nodes of a100 over the last 7 days. At the end 2 are in use, 7 are powered, and 3 are asleep."
     assert "<img" not in cards["nothing"]
-    found = load_power(store.of("c"), CONFIG, (NOW_S - 40 * DAY_S, NOW_S))
+    found = load_power(Site.of(store.of("c"), CONFIG, NOW_S), (NOW_S - 40 * DAY_S, NOW_S))
     assert len(render_power_plots(found, NOW_S)) == 1, "of h100 there are no counts"
     assert render_power_plots(found, NOW_S) == render_power_plots(found, NOW_S)
     assert render_power_plots(found, NOW_S + 30 * DAY_S) == [], "the last days have none"
@@ -201,13 +197,3 @@ def test_the_terminal_and_the_csv_file_say_the_same(reported: Any, tmp_path: Pat
         [row] = csv.DictReader(file)
     assert (row["node_set"], float(row["asleep_node_hours"]), float(row["saved_kwh"])) == ("a100", 120, 144)
     assert float(row["saved_cost"]) == pytest.approx(14.4)
-
-
-@pytest.mark.cluster
-@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
-@pytest.mark.parametrize(("width", "is_dark"), [(360, True), (1100, False)])
-@pytest.mark.parametrize("case", ["savings", "nothing"])
-def test_the_page_fits(pages: dict[str, str], tmp_path: Path, case: str, width: int, is_dark: bool) -> None:
-    folder = Path(os.environ.get("ALMANAC_PICTURES") or tmp_path)
-    seen = look(pages[case], width, is_dark=is_dark, picture=folder / f"site-power-{case}-{width}.png")
-    assert seen.width == width

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from almanac.config import Config, Tier
-from reports.site.advice_use import AdviceOutcome, AdviceUse
+from almanac.config import Config, Filters, Tier
 from reports.site.faults import FaultItem, FaultSum, LimitItem
 from reports.site.page import render_site_page
-from reports.site.pseudonyms import pseudonym, site_key
-from reports.site.report import SiteReport, build_site_report
-from reports.site.summary import advice_table, compared_with, coverage_table, faults_table, summary_boxes
-from reports.site.tables import write_csv
+from reports.site.report import AdviceOutcome, AdviceUse, SiteReport, build_site_report, pseudonym, site_key
+from reports.site.tables import advice_table, compared_with, coverage_table, faults_table, summary_boxes, write_csv
 from reports.site.tasks import request_tasks, waste_tasks
-from reports.site.words import PageTable
-from telemetry.store.cluster_store import JOBS_FROM
+from telemetry.site import Site
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Store
+from telemetry.store.store import JOBS_FROM, Store
 
 DAY_S, HOUR_S = 86_400, 3600
 T0 = 1_780_012_800 // DAY_S * DAY_S
@@ -71,7 +68,7 @@ METRICS = [
 
 def report_of(
     root: Path, jobs: list[Any], metrics: list[Any], advice: list[Any] | None = None, mark_s: int = NOW_S,
-    jobs_from_s: int = 0, **more: Any,
+    jobs_from_s: int = 0, config: Config | None = None, **more: Any,
 ) -> SiteReport:  # fmt: skip
     store = Store.create(root / "store")
     for name, rows in (("jobs", jobs), ("job_metrics", metrics), ("advice", advice or [])):
@@ -80,7 +77,7 @@ def report_of(
     store.of("c").set_watermark("sacct", mark_s)
     store.of("c").set_watermark(JOBS_FROM, jobs_from_s)
     options = {"has_names": True, "has_study": False, **more}
-    return build_site_report(store.of("c"), Config(tiers=TIERS), SPAN_S, NOW_S, **options)
+    return build_site_report(Site.of(store.of("c"), config or Config(tiers=TIERS), NOW_S), SPAN_S, **options)
 
 
 def test_each_job_counts_once_for_its_largest_fault(tmp_path: Path) -> None:
@@ -120,29 +117,30 @@ def test_each_entry_says_what_to_ask_of_whom_and_then_why(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("asked", "util_pct", "idle", "fault", "action"),
-    [
-        (0, 0, 4, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use a partition without GPUs."),
-        (1, 0, 4, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use a partition without GPUs."),
-        (3, 0, 4, "idle job", "Ask alice to check that their program finds the GPUs, or to request none."),
-        (None, 0, 4, "idle job", "Ask alice to check that their program finds the GPUs, or to request none."),
-        (1, 50, 3, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use all 4."),
-        (0, 50, 3, "GPUs not asked for", "Ask alice to leave out --exclusive, or to use all 4."),
-        (4, 50, 3, "GPUs never used", "Ask alice to request 1 GPU instead of 4, or to use all 4."),
-        (None, 50, 3, "GPUs never used", "Ask alice to request 1 GPU instead of 4, or to use all 4."),
-    ],
-)
-def test_gpus_that_nobody_asked_for_are_a_fault_of_their_own(
-    tmp_path: Path, asked: int | None, util_pct: float, idle: int, fault: str, action: str
-) -> None:
-    """Whole nodes come with all their GPUs. Unknown is not: asked for none."""
-    names = [f"n:{number}" for number in range(idle)]
-    metrics = [measured(1, util_pct, verdict="ok" if util_pct else "idle", idle_gpus=names)]
-    report = report_of(tmp_path, [job(1, 4, 10, gpu_count_req=asked)], metrics)
-    [task], [item] = waste_tasks(report, 9), report.faults.items
-    assert (item.fault, task.action) == (fault, action)
-    assert item.hours == pytest.approx(40 if idle == 4 and not asked else 30)
+def test_gpus_that_nobody_asked_for_are_a_fault_of_their_own(tmp_path: Path) -> None:
+    """Whole nodes come with all their GPUs. Unknown is not: asked for none.
+
+    Of each user, the GPUs asked for and the utilization, and what is found: a fault, what to do, and hours.
+    """
+    unasked, exclusive = "GPUs not asked for", "leave out --exclusive, or to use a partition without GPUs"
+    find = "check that their program finds the GPUs, or to request none"
+    fewer = "request 1 GPU instead of 4, or to use all 4"
+    cases: dict[str, tuple[int | None, float, str, str, float]] = {
+        "u1": (0, 0, unasked, exclusive, 40), "u2": (1, 0, unasked, exclusive, 30), "u3": (3, 0, "idle job", find, 30),
+        "u4": (None, 0, "idle job", find, 40), "u5": (1, 50, unasked, "leave out --exclusive, or to use all 4", 30),
+        "u6": (0, 50, unasked, "leave out --exclusive, or to use all 4", 30),
+        "u7": (4, 50, "GPUs never used", fewer, 30), "u8": (None, 50, "GPUs never used", fewer, 30),
+    }  # fmt: skip
+    jobs = [job(n, 4, 10, user=user, gpu_count_req=case[0]) for n, (user, case) in enumerate(cases.items(), 1)]
+    metrics = [
+        measured(n, util, verdict="ok" if util else "idle", idle_gpus=[f"n:{gpu}" for gpu in range(3 if util else 4)])
+        for n, (_, util, *_) in enumerate(cases.values(), 1)
+    ]
+    report = report_of(tmp_path, jobs, metrics)
+    found = {item.user: (item.fault, round(item.hours, 6)) for item in report.faults.items}
+    assert found == {user: (fault, hours) for user, (_, _, fault, _, hours) in cases.items()}
+    said = {task.action for task in waste_tasks(report, 9)}
+    assert said == {f"Ask {user} to {action}." for user, (_, _, _, action, _) in cases.items()}
 
 
 def test_jobs_on_parts_of_gpus_are_left_out_by_name(tmp_path: Path) -> None:
@@ -166,11 +164,8 @@ def test_long_time_limits_and_large_tiers_are_requests_and_win_no_gpu_hours(tmp_
     jobs += [job(7 + number, 2, 0.1, user="bob", time_limit_s=HOUR_S - 1) for number in range(3)]
     jobs += [job(10 + number, 2, 0.1, user="dan", time_limit_s=HOUR_S) for number in range(2)]
     peaks = {1: 1000.0, 2: 2000.0, 4: 70_000.0}
-    report = report_of(
-        tmp_path,
-        jobs,
-        [measured(number, 90, gpus_seen=2, hbm_peak_mib=peak, is_preallocated=False) for number, peak in peaks.items()],
-    )
+    known = {"gpus_seen": 2, "is_preallocated": False}
+    report = report_of(tmp_path, jobs, [measured(n, 90, hbm_peak_mib=peak, **known) for n, peak in peaks.items()])
     assert report.faults.limits == (LimitItem("alice", 2, 3, 2 * (9 + 8 + 6), 0.2),)
     assert [(task.action, task.why) for task in request_tasks(report, 5)] == [
         ("Ask alice to request hbm40g for the jobs that fit in it.",
@@ -207,12 +202,10 @@ def test_the_span_before_counts_what_a_report_would_have_said_then(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("older", "mark_s", "why"),
-    [
-        (OLDER[1:], NOW_S, "the store has jobs from 2026-05-24 on"),
-        (OLDER, NOW_S - 2 * DAY_S, "accounting was read up to 2026-06-06 only"),
-        ([{**OLDER[0], "end_s": None, "state": "RUNNING"}], NOW_S, "no GPU job was submitted and ended in it"),
-    ],
-)
+    [(OLDER[1:], NOW_S, "the store has jobs from 2026-05-24 on"),
+     (OLDER, NOW_S - 2 * DAY_S, "accounting was read up to 2026-06-06 only"),
+     ([{**OLDER[0], "end_s": None, "state": "RUNNING"}], NOW_S, "no GPU job was submitted and ended in it")],
+)  # fmt: skip
 def test_a_span_that_the_store_does_not_know_is_not_compared(
     tmp_path: Path, older: list[Any], mark_s: int, why: str
 ) -> None:
@@ -260,17 +253,10 @@ def test_advice_followed_and_the_gpu_hours_that_it_can_have_freed(tmp_path: Path
         {**advised(7, None), "gpu_count_req": 0},  # got its GPUs with whole nodes
     ]  # fmt: skip
     report = report_of(tmp_path, jobs, [], advice)
-    assert report.advice == AdviceUse(
-        (
-            AdviceOutcome("followed", 2, 6.0),
-            AdviceOutcome("another tier", 1, 2.0),
-            AdviceOutcome("asked for more memory", 1, 10.0),
-            AdviceOutcome("no tier named", 1, 2.0),
-        ),
-        smaller_hours=6.0,
-    )
+    outcomes = [("followed", 2, 6.0), ("another tier", 1, 2.0), ("asked for more memory", 1, 10.0)]
+    outcomes.append(("no tier named", 1, 2.0))
+    assert report.advice == AdviceUse(tuple(AdviceOutcome(*each) for each in outcomes), smaller_hours=6.0)
     table = advice_table(report)
-    assert isinstance(table, PageTable)
     assert table.cells[0] == ["followed", "2", "40%", "6"]
     assert "6 GPU-hours on smaller tiers than hbm80g. At most these were freed" in table.note
     assert "1 job (10 GPU-hours) asked for more memory than advised." in table.note
@@ -300,8 +286,45 @@ def test_names_and_jobs_are_shown_only_when_asked_for_and_are_inert(tmp_path: Pa
 
 
 def test_in_the_whole_site_no_gpu_hour_counts_twice(reported: Any) -> None:
-    report = build_site_report(reported.store.of("test"), reported.config, (0, 2_000_000_000), 2_000_000_000)
+    report = build_site_report(Site.of(reported.store.of("test"), reported.config, 2_000_000_000), (0, 2_000_000_000))
     assert report.faults.sums
     assert 0 < report.faults.unused_hours <= (report.totals.total.unused_hours or 0)
     assert sum(item.hours for item in report.faults.items) == pytest.approx(report.faults.hours)
     assert sum(each.jobs for each in report.faults.sums) <= report.totals.total.jobs
+
+
+SIZE = {"node_cpu_count": 64, "node_gpu_count": 4, "node_memory_mib": 262_144, "node_threads": 1, "node_count": 1}
+SERIAL = {"gpu_count_req": 0, "cpu_count": 8, "cpu_time_s": 36_000.0, "host_mem_peak_mib": 1000.0, **SIZE}
+
+
+def test_requests_for_cpus_memory_and_nodes_are_one_entry_for_each_user_and_fault(tmp_path: Path) -> None:
+    """Jobs without GPUs count, and staff and users without a name do not. Job names are never shown."""
+    jobs = [
+        *(job(number, 0, 10, user="gil", name="<b>\x1b[31m", **SERIAL) for number in (21, 22)),
+        job(23, 0, 10, user="", **SERIAL), job(24, 0, 10, user="sam", account="s", **SERIAL),
+        job(25, 1, 10, user="hal", cpu_count=48, cpu_time_s=36_000.0, **SIZE),  # 3 times its GPU's part of the CPUs
+        job(26, 1, 10, user="ida", cpu_count=48, cpu_time_s=36_000.0, **SIZE),  # the same, and its GPU did nothing
+        job(27, 4, 10, user="<i>", cpu_count=16, host_mem_alloc_mib=1000.0, **SIZE | {"node_count": 4}),
+    ]  # fmt: skip
+    config = Config(filters=Filters(staff_accounts=("s",)))
+    report = report_of(tmp_path, jobs, [measured(26, 0, verdict="idle", gpus_seen=1)], config=config)
+    assert [(task.action, task.why) for task in request_tasks(report, 9)] == [
+        ("Ask <i> for fewer nodes with more GPUs on each.",
+         "30 node-hours more than needed: 1 job (spread_gpus). Largest: job 27."),
+        ("Ask hal for fewer CPUs per GPU.",
+         "20 GPU-hours kept from other jobs: 1 job (cpus_per_gpu). Largest: job 25."),
+        ("Ask gil to request 1 CPU for a serial program, or to run it in parallel.",
+         "140 CPU-hours not used: 2 jobs (serial_program). Largest: job 22."),
+    ]  # fmt: skip
+    page = render_site_page(report)
+    assert "Ask &lt;i&gt; for fewer" in page and "<i>" not in page and "[31m" not in page
+    nameless = dataclasses.replace(report, has_names=False, shown_user=lambda user: "x")
+    said = " ".join(f"{task.action} {task.why}" for task in request_tasks(nameless, 9))
+    assert said.count("Ask x ") + said.count("Ask user-") == 3
+    assert not re.search(r"hal|gil|<i>|Largest", said)
+    write_csv(nameless, tmp_path / "csv")
+    rows = [*csv.DictReader((tmp_path / "csv/host_faults.csv").read_text().splitlines())]
+    assert [(row["rule"], row["user"], row["amount"], row["unit"], row["example_job"]) for row in rows] == [
+        ("spread_gpus", "x", "30.0", "node-hours", ""), ("cpus_per_gpu", "x", "20.0", "GPU-hours", ""),
+        ("serial_program", "x", "140.0", "CPU-hours", ""),
+    ]  # fmt: skip

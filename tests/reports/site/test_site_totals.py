@@ -11,8 +11,7 @@ import pytest
 
 from almanac.config import AdviceSection, Config, Tier
 from almanac.errors import DamageWarning
-from reports.site.runs import site_runs
-from reports.site.totals import Share, SiteTotals, Standing, load_totals
+from reports.site.totals import Share, SiteTotals, Standing, load_totals, site_runs
 from telemetry.store.schema import TABLES
 from telemetry.store.store import Store
 
@@ -49,10 +48,8 @@ def load(store: Store, config: Config = SITE) -> SiteTotals:
 
 
 def gpu(job_id: int, number: int, is_idle: bool, energy_j: float | None) -> dict[str, Any]:
-    return {
-        "job_id": job_id, "submit_s": T0, "host": "n1", "gpu": number, "mig": "", "is_idle": is_idle,
-        "energy_j": energy_j,
-    }  # fmt: skip
+    place = {"job_id": job_id, "submit_s": T0, "host": "n1", "gpu": number, "mig": ""}
+    return {**place, "is_idle": is_idle, "energy_j": energy_j}
 
 
 JOBS = [
@@ -69,11 +66,11 @@ JOBS = [
 ]
 METRICS = [
     metrics(1, coverage_frac=0.5, mean_gpu_util_pct=50.0, temporal_imbalance=0.1, gpus_seen=4, idle_gpus=["n1:3"],
-            energy_j=2 * KWH, gpu_model="A100-80"),
+            energy_j=2 * KWH, gpu_model="A100-80", mfu_frac=0.3),
     metrics(2, verdict="idle", mean_gpu_util_pct=0.5, temporal_imbalance=0.0, gpus_seen=1, energy_j=KWH),
     metrics(3, verdict="no telemetry", coverage_frac=0.0),
     metrics(4, mean_gpu_util_pct=0.0, temporal_imbalance=0.0, gpus_seen=1),
-    metrics(6, mean_gr_engine_active_frac=0.25, gpus_seen=1, gpu_model="A100-40"),
+    metrics(6, mean_gr_engine_active_frac=0.25, gpus_seen=1, gpu_model="A100-40", mfu_frac=0.1),
 ]  # fmt: skip
 GPUS = [gpu(1, number, number == 3, KWH / 10 if number == 3 else 1.9 * KWH / 3) for number in range(4)]
 
@@ -85,20 +82,12 @@ def totals(tmp_path: Path) -> SiteTotals:
 
 def test_hours_waste_and_energy_of_all_jobs(totals: SiteTotals) -> None:
     assert totals.total == Share(
-        jobs=6,
-        measured_jobs=3,
-        hours=27.0,
-        measured_hours=4.0 + 3.0 + 4.0,
-        util_frac=pytest.approx((0.5 * 4 + 0.005 * 3 + 0.25 * 4) / 11),
-        idle_job_hours=3.0,
-        never_used_hours=1.0,
-        never_used_known_hours=4.0 + 3.0,
-        no_kernel_hours=pytest.approx(1.0 + 3.0),
-        energy_kwh=3.0,
-        energy_hours=8.0 + 3.0,
-        wasted_kwh=pytest.approx(1.1),
-        wasted_kwh_hours=4.0,
-    )
+        jobs=6, measured_jobs=3, hours=27.0, measured_hours=4.0 + 3.0 + 4.0,
+        util_frac=pytest.approx((0.5 * 4 + 0.005 * 3 + 0.25 * 4) / 11), idle_job_hours=3.0, never_used_hours=1.0,
+        never_used_known_hours=4.0 + 3.0, no_kernel_hours=pytest.approx(1.0 + 3.0), energy_kwh=3.0,
+        energy_hours=8.0 + 3.0, wasted_kwh=pytest.approx(1.1), wasted_kwh_hours=4.0,
+        mfu_frac=pytest.approx((0.3 * 4 + 0.1 * 4) / 8), mfu_hours=8.0,
+    )  # fmt: skip
     assert (totals.total.idle_hours, totals.total.unused_hours) == (4.0, pytest.approx(8.0))
     assert (totals.users, totals.still_running) == (5, 1)
 
@@ -119,7 +108,7 @@ def test_the_parts_of_each_breakdown_make_up_the_whole(totals: SiteTotals) -> No
     assert set(totals.parts["gpu_type"]) == {"A100-80", "A100-40", ""}
     for parts in totals.parts.values():
         for field in dataclasses.fields(Share):
-            if field.name != "util_frac":
+            if field.name not in ("util_frac", "mfu_frac"):
                 known = [getattr(share, field.name) for share in parts.values()]
                 whole = getattr(totals.total, field.name)
                 assert sum(value for value in known if value is not None) == pytest.approx(whole), field.name
@@ -127,8 +116,7 @@ def test_the_parts_of_each_breakdown_make_up_the_whole(totals: SiteTotals) -> No
 
 def test_what_nobody_measured_is_not_known(totals: SiteTotals, tmp_path: Path) -> None:
     unmeasured = totals_of(tmp_path / "other", JOBS[2:3], METRICS[2:3]).total
-    assert unmeasured.hours == 10.0
-    assert unmeasured.measured_hours == 0.0
+    assert (unmeasured.hours, unmeasured.measured_hours) == (10.0, 0.0)
     assert (unmeasured.util_frac, unmeasured.unused_hours, unmeasured.energy_kwh, unmeasured.wasted_kwh) == (None,) * 4
 
 
@@ -148,12 +136,8 @@ def test_gpus_never_used_are_not_0_where_activity_is_not_known(tmp_path: Path) -
 
 def test_who_asked_for_the_largest_tier_and_did_not_need_it(tmp_path: Path) -> None:
     """40 GiB less 1 GiB of headroom, less 2% for spikes: 39,153 MiB."""
-    peaks = {
-        1: 39_100.0, 2: 39_200.0, 3: 1000.0, 4: 1000.0, 5: 2000.0, 6: 1000.0, 7: None,
-    }  # fmt: skip
-    more: dict[int, dict[str, Any]] = {
-        4: {"state": "FAILED"}, 5: {"state": "CANCELLED by 1000"}, 6: {"tier": "hbm40g"},
-    }  # fmt: skip
+    peaks = {1: 39_100.0, 2: 39_200.0, 3: 1000.0, 4: 1000.0, 5: 2000.0, 6: 1000.0, 7: None}
+    more = {4: {"state": "FAILED"}, 5: {"state": "CANCELLED by 1000"}, 6: {"tier": "hbm40g"}}
     jobs = [job(number, 1, number, **{"tier": "hbm80g", **more.get(number, {})}) for number in peaks]
     jobs += [job(8, 1, 2, tier="hbm80g", user="bob"), job(9, 1, 2, tier="hbm80g", user="carol"), job(10, 1, 2)]
     measured = [metrics(number, hbm_peak_mib=peak, is_preallocated=number == 3) for number, peak in peaks.items()]
@@ -163,10 +147,8 @@ def test_who_asked_for_the_largest_tier_and_did_not_need_it(tmp_path: Path) -> N
     assert (largest.names, largest.smaller) == (("hbm80g",), "hbm40g")
     assert largest.limit_mib == pytest.approx(39_152.94, abs=0.01)
     assert (largest.asked_jobs, largest.known_jobs, largest.fit_jobs) == (8, 5, 3)
-    assert [(user.user, user.asked_jobs, user.known_jobs, user.fit_jobs, user.fit_hours) for user in largest.users] == [
-        ("alice", 6, 3, 2, 6.0),
-        ("bob", 1, 1, 1, 2.0),
-    ]
+    found = [(user.user, user.asked_jobs, user.known_jobs, user.fit_jobs, user.fit_hours) for user in largest.users]
+    assert found == [("alice", 6, 3, 2, 6.0), ("bob", 1, 1, 1, 2.0)]
     assert (largest.users[0].median_peak_mib, largest.users[0].highest_peak_mib) == (39_100.0, 39_200.0)
 
 

@@ -1,4 +1,4 @@
-"""Trace files of slice jobs, with holes, and the command that simulates them."""
+"""Trace files of slice jobs, with holes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from almanac.errors import FileFormatError
-from almanac.mig import mig_models
-from cli.mig_simulate import command
-from simulator.mig.demand import SliceRequest
-from simulator.mig.trace import read_trace
+from almanac.hardware import mig_models
+from simulator.traces.mig import SliceRequest, parse_layouts, read_trace
 
 MODEL = mig_models()["A100-40"]
 
@@ -59,28 +56,8 @@ def test_a_file_without_jobs_is_an_error(tmp_path: Path, text: str) -> None:
         read_trace(path, MODEL)
 
 
-def test_the_command_simulates_a_trace(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.csv"
-    path.write_text("submit_s,run_s,shape\n" + "".join(f"{number * 60},600,1g\n" for number in range(30)))
-    result = CliRunner().invoke(command, [str(path), "--nodes", "2", "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["jobs"] == 30
-    waits = {each["policy"]: each["mean_wait_s"] for each in found["policies"]}
-    assert waits["best static"] == 0 and waits["full GPUs"] > 0
-
-
-def test_the_command_prints_a_table() -> None:
-    result = CliRunner().invoke(
-        command, ["--nodes", "2", "--days", "0.5", "--layout", "1:1g+2g+4g,gpu", "--history-days", "0.5"]
-    )
-    assert result.exit_code == 0, result.output
-    assert "planner, raises" in result.output and "refused without a queue" in result.output
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--layout", "4g+4g"], ["--layout", "9:gpu"], ["--model", "V100"], ["--demand", "no such"]]
-)
-def test_bad_options_are_refused(arguments: list[str]) -> None:
-    result = CliRunner().invoke(command, ["--nodes", "2", "--days", "0.1", *arguments])
-    assert result.exit_code == 2
+@pytest.mark.parametrize("text", ["4g+4g", "9:gpu", "1:1g+9g", "2:gpu,1:gpu,1:gpu"])
+def test_layouts_that_the_model_cannot_have_are_refused(text: str) -> None:
+    assert parse_layouts("1:1g+2g+4g,gpu", MODEL, 3) == (("1g", "2g", "4g"), ("gpu",), ("gpu",))
+    with pytest.raises(ValueError, match=r"no layout|no number|the nodes have"):
+        parse_layouts(text, MODEL, 3)

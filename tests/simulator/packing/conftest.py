@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.packing.pairs import PairTable, read_pairs
+from simulator.traces.packing import PairTable, read_pairs
 
 
 @pytest.fixture

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from packing_rule import follows_rule
 
-from advisor.decisions.packing_sets import Gpus, PackingNodes, find_refusal
 from almanac.errors import RequestError
-from simulator.packing.comparison import compare_packing
-from simulator.packing.engine import simulate_packing
-from simulator.packing.pairs import PairTable, with_errors
-from simulator.packing.policies import POLICIES
-from simulator.packing.workload import GANGS, ArrivalOptions, PackingJob, draw_jobs
+from simulator.policies.packing import POLICIES, PackedJobs, PackingNodes, PackingPolicy, run_packing
+from simulator.traces.packing import GANGS, ArrivalOptions, PackingJob, PairTable, draw_jobs, with_errors
 
 MakeTable = Callable[..., PairTable]
 NODES = PackingNodes.uniform(16, 8)
 OPTIONS = ArrivalOptions(load=1.2, jobs=150, users=4, gpus=16, shares=GANGS)
 
 
-class Checks:
+class CheckedJobs(PackedJobs):
     """Integrates speeds, and holds every placement against the rule."""
 
-    def __init__(self, jobs: tuple[PackingJob, ...], nodes: PackingNodes) -> None:
-        self.jobs, self.nodes = jobs, nodes
+    def __init__(self, jobs: tuple[PackingJob, ...], table: PairTable, policy: PackingPolicy) -> None:
+        super().__init__(jobs, table, policy, NODES)
         self.work = np.zeros(len(jobs))
         self.before: tuple[float, dict[int, float]] = (0.0, {})
         self.most_workers = 0
         self.pairs: set[tuple[int, int]] = set()
 
-    def __call__(self, now: float, placed: Mapping[int, Gpus], speeds: Mapping[int, float]) -> None:
+    def settle(self) -> None:
+        super().settle()
+        now, placed, speeds = self.now_s, self.placed, self.speeds
         assert now >= self.before[0]
         for number, speed in self.before[1].items():
             self.work[number] += (now - self.before[0]) * speed
@@ -41,10 +40,10 @@ class Checks:
         assert all(0 < speed <= 1 for speed in speeds.values())
         workers = Counter(gpu for gpus in placed.values() for gpu in gpus)
         self.most_workers = max([self.most_workers, *workers.values()])
+        assert follows_rule(tuple(placed.values()), self.nodes)
         for number, gpus in placed.items():
             assert len(gpus) == self.jobs[number].gpus
             others = {other: theirs for other, theirs in placed.items() if other != number}
-            assert find_refusal(gpus, others, self.nodes) is None
             self.pairs |= {(number, other) for other, theirs in others.items() if gpus & theirs}
             if len({other for other, theirs in others.items() if gpus & theirs}) == 0:
                 assert speeds[number] == 1
@@ -54,14 +53,15 @@ class Checks:
 def test_work_is_conserved_and_no_gpu_has_three_workers(name: str, make_table: MakeTable) -> None:
     table = make_table()
     jobs = draw_jobs(table, OPTIONS, seed=3)
-    checks = Checks(jobs, NODES)
-    record = simulate_packing(jobs, table, POLICIES[name], NODES, checks)
+    checks = CheckedJobs(jobs, table, POLICIES[name])
+    checks.run()
+    record = checks.outcomes()
     assert checks.most_workers == (1 if name == "none" else 2)
-    np.testing.assert_allclose(checks.work, record.duration_s, rtol=1e-9)
+    np.testing.assert_allclose(checks.work, record.run_s, rtol=1e-9)
     assert (record.start_s >= record.submit_s).all()
     assert (np.diff(record.start_s) >= 0).all(), "first in, first out"
     assert (record.speed <= 1 + 1e-12).all()
-    assert set(np.flatnonzero(record.shared)) == {number for pair in checks.pairs for number in pair}
+    assert set(np.flatnonzero(checks.shared)) == {number for pair in checks.pairs for number in pair}
     for one, other in checks.pairs:
         assert name != "same-user" or jobs[one].user == jobs[other].user
         assert POLICIES[name].unequal or name == "blind" or jobs[one].gpus == jobs[other].gpus
@@ -71,9 +71,10 @@ def test_work_is_conserved_and_no_gpu_has_three_workers(name: str, make_table: M
 def test_pairs_by_speed_keep_each_job_above_its_limit(make_table: MakeTable) -> None:
     table = make_table(1)
     for name in ("speed", "same-user", "stars", "stars-steal"):
-        record = simulate_packing(draw_jobs(table, OPTIONS, seed=5), table, POLICIES[name], NODES)
-        assert record.speed.min() >= 0.6 - 1e-9
-        assert record.shared.any()
+        jobs = PackedJobs(draw_jobs(table, OPTIONS, seed=5), table, POLICIES[name], NODES)
+        jobs.run()
+        assert jobs.outcomes().speed.min() >= 0.6 - 1e-9
+        assert jobs.shared.any()
 
 
 def test_the_order_and_the_names_of_jobs_change_nothing(make_table: MakeTable) -> None:
@@ -82,8 +83,8 @@ def test_the_order_and_the_names_of_jobs_change_nothing(make_table: MakeTable) -
     order = np.random.default_rng(0).permutation(len(jobs))
     shuffled = [replace(jobs[place], user=100 - jobs[place].user) for place in order]
     for name in ("blind", "same-user", "stars-all"):
-        first = simulate_packing(jobs, table, POLICIES[name], NODES)
-        second = simulate_packing(shuffled, table, POLICIES[name], NODES)
+        first = PackedJobs(jobs, table, POLICIES[name], NODES).outcomes()
+        second = PackedJobs(shuffled, table, POLICIES[name], NODES).outcomes()
         np.testing.assert_array_equal(first.end_s[order], second.end_s)
 
 
@@ -99,8 +100,8 @@ def test_names_of_kinds_change_nothing(make_table: MakeTable) -> None:
     jobs = draw_jobs(table, OPTIONS, seed=7)
     moved = [replace(job, kind=renamed(job.kind)) for job in jobs]
     for name in ("blind", "speed", "stars-steal"):
-        first = simulate_packing(jobs, table, POLICIES[name], NODES)
-        np.testing.assert_array_equal(first.end_s, simulate_packing(moved, other, POLICIES[name], NODES).end_s)
+        first = PackedJobs(jobs, table, POLICIES[name], NODES).outcomes()
+        np.testing.assert_array_equal(first.end_s, PackedJobs(moved, other, POLICIES[name], NODES).outcomes().end_s)
 
 
 def test_the_unit_of_time_changes_nothing(make_table: MakeTable) -> None:
@@ -108,8 +109,8 @@ def test_the_unit_of_time_changes_nothing(make_table: MakeTable) -> None:
     jobs = draw_jobs(table, OPTIONS, seed=9)
     slow = [replace(job, submit_s=job.submit_s * 4, duration_s=job.duration_s * 4) for job in jobs]
     for name in POLICIES:
-        first = simulate_packing(jobs, table, POLICIES[name], NODES)
-        np.testing.assert_array_equal(first.end_s * 4, simulate_packing(slow, table, POLICIES[name], NODES).end_s)
+        first = PackedJobs(jobs, table, POLICIES[name], NODES).outcomes()
+        np.testing.assert_array_equal(first.end_s * 4, PackedJobs(slow, table, POLICIES[name], NODES).outcomes().end_s)
 
 
 def test_two_jobs_by_hand() -> None:
@@ -117,9 +118,9 @@ def test_two_jobs_by_hand() -> None:
     a, b = ("a", 1), ("b", 1)
     table = PairTable((a, b), {(a, b): (0.8, 0.6), (b, a): (0.6, 0.8)})
     jobs = [PackingJob(0.0, a, 100.0, 0), PackingJob(10.0, b, 100.0, 0)]
-    record = simulate_packing(jobs, table, POLICIES["speed"], PackingNodes.uniform(1, 1))
+    record = PackedJobs(jobs, table, POLICIES["speed"], PackingNodes.uniform(1, 1)).outcomes()
     assert record.end_s.tolist() == pytest.approx([122.5, 155.0])
-    alone = simulate_packing(jobs, table, POLICIES["none"], PackingNodes.uniform(1, 1))
+    alone = PackedJobs(jobs, table, POLICIES["none"], PackingNodes.uniform(1, 1)).outcomes()
     assert alone.end_s.tolist() == [100.0, 200.0]
 
 
@@ -131,9 +132,11 @@ def test_a_job_on_part_of_a_larger_one_by_hand() -> None:
     jobs = [PackingJob(0.0, large, 60.0, 0), PackingJob(0.0, small, 900.0, 0)]
     nodes = PackingNodes.uniform(4, 4)
     for name, speed in (("blind", 0.6), ("stars-steal", 0.9)):
-        assert simulate_packing(jobs, table, POLICIES[name], nodes).speed[0] == pytest.approx(speed)
-    apart = simulate_packing(jobs, table, POLICIES["stars"], nodes)
+        assert PackedJobs(jobs, table, POLICIES[name], nodes).outcomes().speed[0] == pytest.approx(speed)
+    apart = PackedJobs(jobs, table, POLICIES["stars"], nodes)
+    apart.run()
     assert not apart.shared.any(), "0.9 of one GPU does not pay for 0.4 of four"
+    assert apart.busy_gpu_s == 4 * 60 + 900
 
 
 def test_predictions_with_errors_are_wrong_in_both_orders_alike(make_table: MakeTable) -> None:
@@ -149,8 +152,11 @@ def test_a_policy_decides_by_what_it_believes_and_jobs_run_as_they_do() -> None:
     table, believed = PairTable((a,), {(a, a): (0.5, 0.5)}), PairTable((a,), {(a, a): (0.9, 0.9)})
     jobs = [PackingJob(0.0, a, 100.0, 0), PackingJob(0.0, a, 100.0, 0)]
     nodes = PackingNodes.uniform(1, 1)
-    assert simulate_packing(jobs, table, POLICIES["speed"], nodes).end_s.tolist() == [100.0, 200.0]
-    assert simulate_packing(jobs, table, POLICIES["speed"], nodes, believed=believed).end_s.tolist() == [200.0, 200.0]
+    assert PackedJobs(jobs, table, POLICIES["speed"], nodes).outcomes().end_s.tolist() == [100.0, 200.0]
+    assert PackedJobs(jobs, table, POLICIES["speed"], nodes, believed=believed).outcomes().end_s.tolist() == [
+        200.0,
+        200.0,
+    ]
 
 
 def test_random_draws_are_the_same_whatever_the_users(make_table: MakeTable) -> None:
@@ -170,11 +176,13 @@ def test_the_load_is_what_was_asked_for(make_table: MakeTable) -> None:
 def test_a_job_that_is_larger_than_the_cluster_is_refused(make_table: MakeTable) -> None:
     jobs = [PackingJob(0.0, ("kind 0", 8), 60.0, 0)]
     with pytest.raises(RequestError, match="8 GPUs does not fit 4"):
-        simulate_packing(jobs, make_table(), POLICIES["none"], PackingNodes.uniform(4, 4))
+        PackedJobs(jobs, make_table(), POLICIES["none"], PackingNodes.uniform(4, 4)).outcomes()
 
 
-def test_scores_compare_with_no_packing_on_the_same_jobs(make_table: MakeTable) -> None:
-    scores = compare_packing(make_table(), ["speed", "none"], OPTIONS, NODES, [1, 2])
-    assert [score.policy for score in scores] == ["speed", "none"]
-    assert scores[1].ratios == (1.0, 1.0) and scores[1].spread == 0 and scores[1].shared == 0
-    assert 0 < scores[0].ratio < 1 and scores[0].slow == 0
+def test_every_policy_runs_the_same_jobs(make_table: MakeTable) -> None:
+    jobs, (none, speed) = run_packing(make_table(), ["none", "speed"], OPTIONS, NODES, 1)
+    assert none.jobs.submit_s.tolist() == speed.jobs.submit_s.tolist() == jobs["submit_s"].tolist()
+    assert (none.details["shared"], none.details["least_speed"]) == (0, pytest.approx(1))
+    assert none.busy_gpu_s == pytest.approx((jobs["run_s"] * jobs["gpu_count"]).sum())
+    assert speed.busy_gpu_s < none.busy_gpu_s
+    assert speed.jobs.jct_s.mean() < none.jobs.jct_s.mean()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from almanac.errors import FileFormatError
-from simulator.packing.pairs import PairTable, read_pairs
+from simulator.traces.packing import PairTable, read_pairs
 
 A, B = "('a', 1)", "('b', 1)"
 

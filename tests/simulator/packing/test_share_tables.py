@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from share_tables import JOINTLY_CONCAVE, concave_tables, peaked_table
+from packing_search import JOINTLY_CONCAVE, concave_tables, peaked_table
 
 
 def bends(table: np.ndarray) -> list[np.ndarray]:

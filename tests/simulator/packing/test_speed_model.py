@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from batch_shares import split_batch
 
-from simulator.packing.speed_model import (
+from simulator.traces.packing import (
     SHARES,
     relieved_speed,
     squeeze_pair,

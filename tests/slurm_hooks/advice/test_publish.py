@@ -15,21 +15,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from advice_lines import parse
 
-from advisor.evaluation.recorded import recorded_requests
+from advisor.duration.replay import recorded_requests
 from advisor.explain import short_text
 from advisor.service import advise, advise_many
 from almanac.config import Tier
 from almanac.config_file import parse_config
 from almanac.errors import BusyError, ConfigError, StoreError
-from almanac.records import Advice, Request
+from almanac.published.outgoing import uid_of
+from almanac.records import Advice, JobRequest
 from almanac.tiers import requested_tier
 from slurm_hooks.advice import rows as advice_rows
-from slurm_hooks.advice.file import MAX_BYTES, AdviceFile, look_up, parse
-from slurm_hooks.advice.folder import SHOWN
+from slurm_hooks.advice.file import ADVICE, AdviceFile, look_up
 from slurm_hooks.advice.publication_log import published_for
+from slurm_hooks.advice.sched import LINES, MAX_BYTES
 from telemetry.history import UserHistories, load_history
-from telemetry.store.user_files import uid_of
 
 Site = Any  # of conftest.py
 NOW_S = 1_795_256_200
@@ -39,8 +40,15 @@ IS_ROOT = os.geteuid() == 0
 Jobs = Callable[[Any, list[dict[str, Any]]], None]
 
 
+def read(site: Site, name: str) -> AdviceFile:
+    """Return what is published, which is the same for users and for Slurm."""
+    file = ADVICE.parse(site.folder.read(name, ADVICE.name) or b"").value
+    assert parse(site.folder.read(name, LINES) or b"", site.now_s) == file
+    return file
+
+
 def file_of(site: Site, user: str) -> AdviceFile:
-    return parse(site.folder.read(str(site.uids[user]), SHOWN) or b"", site.now_s)
+    return read(site, str(site.uids[user]))
 
 
 def test_the_file_says_what_advise_says_of_each_familys_newest_job(site: Site) -> None:
@@ -82,7 +90,7 @@ def test_several_processes_say_what_one_does(site: Site, monkeypatch: pytest.Mon
     alone = site.files()
     shutil.rmtree(site.root)
     for name, value in (("MIN_USERS", 1), ("CHUNK", 3), ("CHUNKS_READ", 2)):
-        monkeypatch.setattr(f"slurm_hooks.advice.workers.{name}", value)
+        monkeypatch.setattr(f"slurm_hooks.advice.rows.{name}", value)
     site.publish(processes=2)
     assert site.files() == alone
 
@@ -102,7 +110,7 @@ def test_a_past_job_as_a_request_names_the_tier_that_was_asked_for(site: Site) -
 
 def test_an_unknown_name_and_an_unknown_user_get_what_advise_says_of_them(site: Site) -> None:
     site.publish()
-    user, everybody = file_of(site, "u1"), parse(site.folder.read("_site", SHOWN) or b"", NOW_S)
+    user, everybody = file_of(site, "u1"), read(site, "_site")
     history = load_history(site.store.of(CLUSTER), user="u1", running=True)
     newest = recorded_requests(history[history["gpu_count"] == 2].sort_values("submit_s").tail(1), site.config.tiers)[0]
     advice = advise(dataclasses.replace(newest, job_name=""), history, site.trained, site.config, NOW_S)
@@ -120,9 +128,9 @@ def test_a_nameless_job_gives_no_row_for_other_names(
     site: Site, jobs_of: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its script is a family, but the row for a GPU count is for names that are not known."""
-    asked: list[Request] = []
+    asked: list[JobRequest] = []
 
-    def seen(requests: list[Request], *rest: Any) -> list[Advice]:
+    def seen(requests: list[JobRequest], *rest: Any) -> list[Advice]:
         asked.extend(requests)
         return advise_many(requests, *rest)
 
@@ -146,7 +154,7 @@ def test_nothing_is_written_where_nothing_changed_and_one_file_where_one_users_r
     site.now_s += 7200
     assert site.publish().changed == ["60003", "_site"]
     changed = {name for name, content in site.files().items() if before[name] != content}
-    assert changed == {"user/60003/advice", "user/_site/advice"}
+    assert changed == {f"user/{user}/{name}" for user in ("60003", "_site") for name in ("advice", "advice.json")}
     assert file_of(site, "u3").find("new", 16) is not None
 
 
@@ -191,7 +199,7 @@ def test_files_go_with_their_users_once_expired_and_with_their_last_recent_job(s
     assert site.publish(gone.get).removed == 0
     site.now_s += 1
     assert site.publish(gone.get).removed == 1
-    assert not site.folder.path("60004", SHOWN).parent.exists()
+    assert not site.folder.path("60004", LINES).parent.exists()
     site.now_s += 200 * DAY_S  # nobody has run anything for 120 days
     assert site.publish(gone.get).removed == 11
     assert site.folder.users() == ["_site"]
@@ -248,9 +256,9 @@ def test_a_user_with_more_families_than_fit_keeps_the_newest(site: Site, jobs_of
     ]
     jobs_of(site.store, rows)
     done = site.publish()
-    content = site.folder.read("60000", SHOWN) or b""
+    content = site.folder.read("60000", LINES) or b""
     assert MAX_BYTES - 500 < len(content) <= MAX_BYTES
-    families = [row.key for row in parse(content, NOW_S).rows if row.kind == "F"]
+    families = [row.key for row in read(site, "60000").rows if row.kind == "F"]
     assert families[0] == names[-1][:64]
     assert families == [name[:64] for name in reversed(names)][: len(families)]
     assert done.cut == len(names) + 3 - len(families)
@@ -287,11 +295,11 @@ def test_at_most_100_gpu_counts_are_predicted_for_a_user_and_for_strangers(
 
 def rows_and_requests(
     history: pd.DataFrame, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, advice_rows.UserRows], list[Request]]:
+) -> tuple[dict[str, advice_rows.UserRows], list[JobRequest]]:
     """The rows, and what was predicted for them; the list goes on growing."""
-    asked: list[Request] = []
+    asked: list[JobRequest] = []
 
-    def counted(requests: list[Request], *known: Any) -> list[Any]:
+    def counted(requests: list[JobRequest], *known: Any) -> list[Any]:
         asked.extend(requests)
         return advise_many(requests, *known)
 
@@ -327,7 +335,7 @@ def test_hostile_names_stay_within_their_fields(site: Site, jobs_of: Jobs) -> No
         )
     done = site.publish({**site.uids, "eve": 60_666}.get)
     assert done.no_uid == ["../eve", "eve\n", "root\0"]
-    file = parse(site.folder.read("60666", SHOWN) or b"", NOW_S)
+    file = read(site, "60666")
     assert sum(row.kind == "F" for row in file.rows) == len(names) - 3, "three of them identify nothing"
     assert all(name == "_site" or name.isdecimal() for name in site.folder.users())
 
@@ -341,7 +349,7 @@ def test_tiers_that_a_file_cannot_name_are_refused(site: Site) -> None:
 def test_without_a_model_the_rolling_estimate_serves_and_strangers_get_nothing(site: Site) -> None:
     site.trained = None
     site.publish()
-    file, everybody = file_of(site, "u1"), parse(site.folder.read("_site", SHOWN) or b"", NOW_S)
+    file, everybody = file_of(site, "u1"), read(site, "_site")
     assert len(file.rows) > 3
     assert everybody.rows == ()
     assert site.publish().written == 0
@@ -351,7 +359,7 @@ def test_without_a_model_the_rolling_estimate_serves_and_strangers_get_nothing(s
 
 
 def put(folder: Any, letter: str) -> None:
-    folder.write((name, SHOWN, letter.encode() * 9000) for name in ("1", "2", "_site"))
+    folder.write((name, LINES, letter.encode() * 9000) for name in ("1", "2", "_site"))
 
 
 @pytest.mark.parametrize("call", ["rename", "open", "mkdir", "close"])
@@ -400,7 +408,7 @@ def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, mo
     def full(folder: Path) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("telemetry.store.outgoing.flush_file_system", full)
+    monkeypatch.setattr("almanac.published.outgoing.flush_file_system", full)
     with pytest.raises(StoreError, match=os.strerror(error)) as caught:
         site.publish()
     assert ("make room" in caught.value.hint) == (error != errno.EIO)
@@ -410,14 +418,14 @@ def test_a_full_disk_leaves_the_old_files_and_is_said(site: Site, error: int, mo
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount a small disk")
 def test_a_disk_that_is_really_full(site: Site, tmp_path: Path) -> None:
     site.root.mkdir(mode=0o711)
-    # 13 files of a page each fit once, but not twice.
-    mount = ["mount", "-t", "tmpfs", "-o", "size=92k,mode=711", "tmpfs", str(site.root)]
+    # 26 files of a page each fit once, but not twice.
+    mount = ["mount", "-t", "tmpfs", "-o", "size=184k,mode=711", "tmpfs", str(site.root)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system may be mounted here")
     try:
         site.publish()
         before = site.files()
-        assert len(before) == 13
+        assert len(before) == 26
         site.now_s += 25 * HOUR_S
         with pytest.raises(StoreError, match="No space left"):
             site.publish()
@@ -484,5 +492,5 @@ def test_a_file_taken_away_says_nothing_any_more(site: Site, monkeypatch: pytest
     assert published_for(site.store.of(CLUSTER), "u4", "fama-run#", 1, NOW_S) is not None
     found = published_for(site.store.of(CLUSTER), "u4", "fama-run#", 1, site.now_s)
     assert found is not None and found.row.kind == "G" and found.file.version.split("-")[0]
-    request = Request(user="u4", job_name="fama-run1", gpu_count=1)
+    request = JobRequest(user="u4", job_name="fama-run1", gpu_count=1)
     assert request.gpu_count == found.row.gpus

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from advisor.memory.calibration import Calibration, Margins
-from slurm_hooks.advice.packing_file import PackingFile, usable_packing
-from slurm_hooks.submit.packing_note import note
+from slurm_hooks.advice.kinds import PACKING, PackingFile
+from slurm_hooks.submit.late_proposals import note
 from telemetry.store.schema import TABLES
 
 Site = Any  # of conftest.py
@@ -73,16 +73,14 @@ def path_of(site: Site, user: str) -> Path:
 
 
 def file_of(site: Site, user: str) -> PackingFile:
-    file = usable_packing(str(path_of(site, user)), site.now_s)
-    assert file is not None
-    return file
+    return PACKING.parse(path_of(site, user).read_bytes()).value
 
 
 def test_each_user_gets_their_own_families_that_can_share(packed: Site) -> None:
     packed.publish()
     file = file_of(packed, "u0")
-    assert list(file.rows) == [("tune-#", 1)]
-    row = file.rows["tune-#", 1]
+    (row,) = file.rows
+    assert (row.key, row.gpus) == ("tune-#", 1)
     assert row.text.startswith("Pack ")
     assert row.text.endswith("-- CMD {}")
     *_, command = note(row).splitlines()

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import stat
 from typing import Any
 
 import pytest
 
-from advisor.speed.learning import SpeedTable
-from advisor.speed.runs import load_speed_runs
-from advisor.speed.site import learn_site_speeds
+from advisor.artefacts import save
+from advisor.types.learning import SpeedTable
+from advisor.types.runs import load_speed_runs
+from advisor.types.times import learn_site_speeds
 from almanac.config_file import parse_config
 from almanac.errors import ConfigError
+from slurm_hooks.advice.kinds import TIMES
 from slurm_hooks.advice.publish import PublishRun
-from slurm_hooks.advice.times import publish_times
-from slurm_hooks.advice.times_file import usable_times
+from slurm_hooks.advice.type_files import publish_times
 
 Site = Any  # of conftest.py
 CLUSTER = "lab"
 
 
 def run_of(site: Site, speeds: SpeedTable) -> PublishRun:
-    trained = dataclasses.replace(site.trained, speeds=speeds)
-    return PublishRun(site.store.of(CLUSTER), site.config, site.now_s, site.folder, trained, "observe")
+    save(site.trained, site.bound.store.models_dir, speeds=speeds)
+    return PublishRun(site.bound, site.folder, site.trained, "observe")
 
 
 def test_nothing_is_written_while_one_type_is_known(site: Site) -> None:
@@ -48,15 +48,14 @@ def test_each_users_file_names_their_families_only(site: Site, jobs_of: Any) -> 
     done = publish_times(run_of(site, speeds), site.uids.get)
     assert done.written >= 1
     path = site.root / "user" / str(site.uids["u0"]) / "times"
-    file = usable_times(path, site.now_s)
-    assert file is not None
-    times = {time.gpu_type: time for time in file.times["fine-#", 2]}
+    file = TIMES.parse(path.read_bytes()).value
+    times = {time.gpu_type: time for time in file.of_family(("fine-#", 2))}
     assert (times["a100"].runs, times["a100"].source) == (8, "own runs")
     assert times["a100"].low_s <= times["a100"].run_s <= times["a100"].high_s
     assert 1.6 < times["a100"].run_s / times["h100"].run_s < 2.4
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert all(len(each) >= 2 for each in file.times.values())
-    assert usable_times(path, site.now_s + 200 * 3600) is None
+    assert all(len(family.times) >= 2 for family in file.families)
+    assert (file.written_s, file.expires_s) == (site.now_s, site.now_s + 48 * 3600)
     assert b"u1" not in path.read_bytes()
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from almanac.config_file import parse_config
 from almanac.errors import CommandError
-from slurm_hooks.advice.run import prepare
+from slurm_hooks.advice.publish import prepare
+from telemetry.site import Site
 from telemetry.store.store import Store
 
 CONFIG = parse_config(
@@ -40,7 +41,7 @@ def test_types_that_exist_now(tmp_path: Path, said: str | None, tiers: list[str]
         return said.encode()
 
     store = Store.create(tmp_path / "store").of("lab")
-    run, warnings = prepare(store, CONFIG, commands, 0, str(tmp_path / "advice"))
-    assert [tier.name for tier in run.config.tiers] == tiers
+    run, warnings = prepare(Site.of(store, CONFIG, 0).but(commands=commands))
+    assert [tier.name for tier in run.site.config.tiers] == tiers
     assert "\n".join(warnings).startswith(warning)
     assert bool(warnings) == bool(warning)

@@ -1,4 +1,4 @@
-"""What a user is told who may not read the store: the same advice, out of their own file, and nobody else's."""
+"""Users without access to the store see the same advice, from their own file and nobody else's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from advisor.artefacts import save
 from advisor.explain import explain
 from advisor.memory.calibration import Margins
 from advisor.service import advise
-from almanac.records import ExpectedWait, Request
-from slurm_hooks.advice.file import parse
-from slurm_hooks.advice.rows import published_waits
+from almanac.records import JobRequest, WaitGain
+from almanac.submit_config import Tier
+from slurm_hooks.advice.file import ADVICE, FAMILY, AdviceRow
+from slurm_hooks.advice.rows import published_gains
 from slurm_hooks.advice.shown import explain as explain_shown
 from slurm_hooks.advice.shown import from_files, to_json
 from telemetry.history import load_history
@@ -52,23 +53,29 @@ def published(new_site: Callable[[Path], Site], jobs_of: Jobs, tmp_path_factory:
     return site
 
 
-def test_only_waits_that_differ_from_the_advised_tiers_are_published() -> None:
-    """hbm40g: 13 s, hbm80g: 16 s, hbm141g: 3 h."""
-    waits = [ExpectedWait(tier, 40, s, s, s) for tier, s in (("hbm40g", 13), ("hbm80g", 16), ("hbm141g", 10_800))]
-    assert published_waits(waits, "hbm40g") == "hbm40g=13 s;hbm141g=3 h"
-    assert published_waits(waits, "hbm141g") == "hbm40g=13 s;hbm80g=16 s;hbm141g=3 h"
-    assert published_waits(waits[:2], "hbm40g") == published_waits(waits, None) == published_waits(waits, "a100") == ""
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("hbm80g", "it starts about 40 min earlier (half of such jobs did) and frees 4 hbm80g for others"),
+     ("hbm141g", "it frees 4 hbm141g for others"), ("hbm40g", ""), (None, ""),
+     ("hbm24g", "it starts about 3 h earlier (half of such jobs did)")],
+)  # fmt: skip
+def test_a_published_row_says_what_a_change_gains(asked: str | None, said: str) -> None:
+    tiers = {name: Tier(name, size << 10, constraint=name) for name, size in
+             (("hbm24g", 24), ("hbm40g", 40), ("hbm80g", 80), ("hbm141g", 141))}  # fmt: skip
+    gains = published_gains([WaitGain("hbm80g", 40, 2400.0), WaitGain("hbm24g", 40, 10_800.0)])
+    row = AdviceRow(FAMILY, 1, 0, "k", 4, gains=gains)
+    assert row.gain(tiers.get(asked or ""), tiers["hbm40g"], 4) == said
 
 
-ASKED = Request(
+ASKED = JobRequest(
     user="nobody", job_name="bert-99", account="ml", partition="gpu", qos="normal", constraints="gpu&hbm80g",
     gpu_count=4, cpu_count=32, time_limit_s=7200, submit_s=NOW_S,
 )  # fmt: skip
 
 
-def shown_to(site: Site, request: Request) -> Any:
-    own, everybody = (site.folder.read(name, "advice") for name in (str(site.uids[request.user]), "_site"))
-    return from_files(request, parse(own, NOW_S), parse(everybody, NOW_S))
+def shown_to(site: Site, request: JobRequest) -> Any:
+    own, everybody = (site.folder.read(name, ADVICE.name) for name in (str(site.uids[request.user]), "_site"))
+    return from_files(request, ADVICE.parse(own).value, ADVICE.parse(everybody).value)
 
 
 @pytest.mark.parametrize("constraint", ["gpu&hbm80g", "gpu&hbm40g", "gpu", "hbm40g|hbm80g", "[hbm80g]"])
@@ -124,13 +131,12 @@ def test_why_nothing_is_advised_is_shown_as_advise_shows_it(site: Site, jobs_of:
     assert to_json(shown)["published"]["why_not"] == "3 of the 5 measured runs needed"
 
 
-def test_a_name_that_was_never_run_gets_a_time_and_a_site_factor_but_no_tier(published: Site) -> None:
+def test_a_name_that_was_never_run_gets_a_time_but_no_tier(published: Site) -> None:
     shown = shown_to(published, dataclasses.replace(ASKED, job_name="first-time"))
     assert shown.is_silent
     lines = explain_shown(shown).splitlines()
     assert lines[0] == 'almanac: no advice yet for "first-time" on 4 GPUs.'
     assert lines[1].startswith("  predicted time: ")
-    assert lines[2].startswith("  priority: site factor ")
     assert to_json(shown)["published"]["kind"] == "G"
 
 
@@ -154,9 +160,9 @@ class As:
     def __call__(self, uid: int, *argv: str) -> subprocess.CompletedProcess[str]:
         main = ["--config", str(self.folder / "almanac.toml"), "-M", CLUSTER, *argv]
         program = (
-            f"import os, sys, cli.main, cli.advise, cli.publish, slurm_hooks.advice.folder, slurm_hooks.advice.shown\n"
+            f"import os, sys, cli.main, cli.advise, cli.publish, slurm_hooks.advice.shown\n"
             # All that is needed is imported while the interpreter's own folder may still be read.
-            "import telemetry.slurm.sbatch\n"
+            "import difflib, slurm.sbatch\n"
             f"os.setgroups([]); os.setgid(65534); os.setuid({uid})\ncli.main.main({main!r})\n"
         )
         env = {**os.environ, "NO_COLOR": "1", "HOME": "/nonexistent"}

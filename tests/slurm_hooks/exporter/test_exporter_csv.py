@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.counters import COUNTERS
-from telemetry.sources.exporter_csv import FILES, csv_line, csv_text
-from telemetry.sources.exporters import presets
+from telemetry.sources.exporters import FILES, csv_line, csv_text, presets
 
 DCGM = presets()["dcgm"]
 FOLDER = Path(__file__).parents[3] / "slurm_hooks" / "exporter"
@@ -36,9 +35,12 @@ def test_every_record_is_one_that_dcgm_exporter_accepts(name: str) -> None:
         assert about and '"' not in about
 
 
-def test_the_full_file_has_exactly_the_counters_that_are_read() -> None:
+def test_the_full_file_has_the_counters_that_are_read_and_the_defaults_of_the_exporter() -> None:
     fields = {field for field, _, _ in records("almanac-counters.csv")}
-    assert fields == {DCGM.main(counter.column).name for counter in COUNTERS}
+    kept = {line.partition(",")[0] for line in DCGM.kept}
+    assert fields == {DCGM.main(counter.column).name for counter in COUNTERS} | kept
+    assert {"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_MEM_CLOCK"} <= fields
+    assert len(records("almanac-counters.csv")) == len(fields) and not DCGM.unknown(fields)
 
 
 def test_the_basic_file_has_no_profiling_field() -> None:

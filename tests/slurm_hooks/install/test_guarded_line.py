@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from almanac.errors import ConfigError
-from slurm_hooks.install.guarded_line import HOOKS, Hook, Places, adapted, definitions, insert, remove
-from slurm_hooks.install.lua_syntax import is_checked, syntax_fault
+from slurm_hooks.install.guarded_line import (
+    HOOKS,
+    Hook,
+    Places,
+    adapted,
+    insert,
+    is_checked,
+    remove,
+    syntax_fault,
+)
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
 LUA_DIR = "/usr/share/almanac/lua"
@@ -169,19 +177,6 @@ def test_a_line_that_was_commented_out_is_not_ours_to_remove_and_does_not_count(
 def test_removal_leaves_what_the_site_wrote_since() -> None:
     edited = inserted(SITE).replace("slurm.ERROR", "slurm.SUCCESS").replace(f"\t{CALL}", f"  {CALL}")
     assert remove(edited.encode(), JOB_SUBMIT).decode() == SITE.replace("slurm.ERROR", "slurm.SUCCESS")
-
-
-def test_the_two_hooks_leave_each_other_alone() -> None:
-    script = "function slurm_cli_pre_submit(options, offset)\n  return slurm.SUCCESS\nend\n" + SITE
-    both = inserted(inserted(script, CLI_FILTER))
-    assert 'dofile("/usr/share/almanac/lua/cli_filter.lua").pre_submit(options, offset) end); -- almanac' in both
-    assert remove(both.encode(), CLI_FILTER).decode() == inserted(script)
-
-
-def test_definitions_tell_parameters_and_place() -> None:
-    (found,) = definitions(SITE, "slurm_job_modify")
-    assert found.parameters == ("job_desc", "job_ptr", "part_list", "modify_uid")
-    assert SITE[: found.end].endswith("modify_uid)")
 
 
 PIECES = st.sampled_from(

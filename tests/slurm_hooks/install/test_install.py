@@ -18,7 +18,6 @@ from slurm_hooks.install.scripts import (
     plan_remove,
     slurm_conf_line,
     slurm_conf_plugins,
-    stamped,
 )
 
 JOB_SUBMIT, CLI_FILTER = HOOKS["job_submit"], HOOKS["cli_filter"]
@@ -57,16 +56,6 @@ def removed(prefix: Path, fault: str | None = None) -> FileChange:
     return plan_remove(JOB_SUBMIT, prefix, lambda script: fault)
 
 
-def test_planning_writes_nothing_and_shows_the_line(prefix: Path, shipped: Path) -> None:
-    script = prefix / "job_submit.lua"
-    script.write_text(SITE)
-    change = installed(prefix, shipped)
-    assert script.read_text() == SITE
-    added = [line for line in diff_text(change).splitlines() if line.startswith("+") and not line.startswith("+++")]
-    assert len(added) == 1
-    assert added[0].endswith("-- almanac")
-
-
 def test_the_file_keeps_owner_mode_and_attributes_and_is_backed_up_beside(prefix: Path, shipped: Path) -> None:
     script = prefix / "job_submit.lua"
     script.write_text(SITE)
@@ -83,24 +72,6 @@ def test_the_file_keeps_owner_mode_and_attributes_and_is_backed_up_beside(prefix
             assert (path.stat().st_uid, path.stat().st_gid) == (12, 34)
     assert script.stat().st_mtime > 1, "slurmctld reads a script again when its time has changed"
     assert sorted(path.name for path in prefix.iterdir()) == [script.name, backup.name]
-
-
-def test_installing_twice_changes_nothing_more(prefix: Path, shipped: Path) -> None:
-    (prefix / "job_submit.lua").write_text(SITE)
-    apply(installed(prefix, shipped), NOW_S)
-    again = installed(prefix, shipped)
-    assert not again.is_needed
-    assert diff_text(again) == ""
-
-
-def test_removing_restores_every_byte_of_an_untouched_file(prefix: Path, shipped: Path) -> None:
-    script = prefix / "job_submit.lua"
-    script.write_text(SITE)
-    apply(installed(prefix, shipped), NOW_S)
-    apply(removed(prefix), NOW_S)
-    assert script.read_text() == SITE
-    assert not removed(prefix).is_needed
-    assert len(list(prefix.glob("*.almanac-*"))) == 2, "two backups of one second have two names"
 
 
 def test_a_link_is_followed(prefix: Path, shipped: Path, tmp_path: Path) -> None:
@@ -195,12 +166,6 @@ def test_what_still_names_almanac_is_said(prefix: Path) -> None:
 def test_control_characters_of_a_script_do_not_reach_the_terminal() -> None:
     change = FileChange(Path("/etc/slurm/job_submit.lua"), b"a\x1b[2J\nb\n", b"a\x1b[2J\nc\n")
     assert "\x1b" not in diff_text(change)
-
-
-def test_the_stamp_covers_the_whole_script() -> None:
-    first, rest = stamped(STANDALONE).split(b"\n", 1)
-    assert rest == STANDALONE
-    assert first.startswith(b"-- almanac: stand-alone script, sha256 ")
 
 
 @pytest.mark.parametrize(

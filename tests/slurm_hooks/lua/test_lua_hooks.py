@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lua_runner import Lua, literal
+from advice_lines import shown
+from lua_runner import Lua, literal, prompt_program
+
+from advisor.types.decide import TypeRunTime, TypeWait
+from almanac.submit_config import GpuType
+from slurm_hooks.advice.kinds import TIMES, WAITS, WaitsFile, times_file
 
 NOW_S = int(time.time())
 TEXT = 'your last 14 runs of "train-bert-#" peaked at 21.3 GiB per GPU.'
@@ -18,19 +23,22 @@ ADVICE = "\n".join(
         "almanac-advice\t1", "version\tv", f"written\t{NOW_S}", f"expires\t{NOW_S + 36_000}", "mode\tapply",
         "tell\tyes", "prompt\task", "priority\t1000\t60\t8640000", "tier\thbm40g\t40960\tconstraint\thbm40g",
         "tier\thbm80g\t81920\tconstraint\thbm80g",
-        f"F\ttrain-bert-#\t2\t60\t5\t25395\thbm40g\thbm80g=3 h;hbm40g=12 min\t{TEXT}",
+        f"F\ttrain-bert-#\t2\t60\t5\t25395\thbm40g\thbm80g=40 min\t{TEXT}",
         "U\t-\t-\t600\t7\t-\t-\t-\t-", "end\t2", "",
     ]
 )  # fmt: skip
-GPU_JOB = {"type": "sbatch", "job-name": "train-bert-7", "gpus": "2", "constraint": "gpu&hbm80g"}
+GPU_JOB = {"type": "sbatch", "wrap": "sleep 1", "job-name": "train-bert-7", "gpus": "2", "constraint": "gpu&hbm80g"}
 
 
 @pytest.fixture
 def advice(tmp_path: Path) -> Path:
     """The root of the advice files, with one for us."""
-    for path in (tmp_path / f"sched/{os.getuid()}", tmp_path / f"user/{os.getuid()}/advice"):
-        path.parent.mkdir(parents=True)
-        path.write_text(ADVICE)
+    for name, content in (
+        (f"sched/{os.getuid()}", ADVICE.encode()),
+        (f"user/{os.getuid()}/advice.json", shown(ADVICE)),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(content)
     return tmp_path
 
 
@@ -82,8 +90,9 @@ def filtered(
     for name in ("SLURM_JOB_ID", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     asked: dict[str, Any] = {**GPU_JOB, **{name.replace("_", "-"): value for name, value in options.items()}}
-    code = f'local options = {literal(asked)}\ndofile(dir .. "cli_filter.lua").pre_submit(options, 0, '
-    ((found,),) = lua.run(f'{code}{{ advice = {literal(str(advice))} }})\nall(options["constraint"])')
+    dirs = {"advice": str(advice), "prompt": str(prompt_program(advice))}
+    code = f'local options = {literal(asked)}\ndofile(dir .. "cli_filter.lua").pre_submit(options, 0, {literal(dirs)})'
+    ((found,),) = lua.run(f'{code}\nall(options["constraint"])')
     return str(found)
 
 
@@ -131,8 +140,8 @@ def test_advice_on_memory_that_is_not_shown_leaves_room_for_another_gpu_type(
     sinfo = listing(("a*", "gpu,hbm40g,hbm80g,a100"), ("a*", "gpu,hbm80g,h100"))
     asked = {"constraint": "gpu&hbm80g&h100"}
     (advice / "user/_site").mkdir()
-    (advice / "user/_site/waits").write_text(WAITS.format(as_of=int(time.time())))
-    (advice / f"user/{os.getuid()}/times").write_text(TIMES.replace("other", "train-bert-#"))
+    (advice / "user/_site/waits").write_bytes(waits())
+    (advice / f"user/{os.getuid()}/times").write_bytes(times("train-bert-#"))
     state = advice / ".local/state/almanac"
     state.mkdir(parents=True)
     (state / "choices").write_text(f"train-bert-#\t2\tnever\thbm40g\t{NOW_S}\n")
@@ -143,35 +152,37 @@ def test_advice_on_memory_that_is_not_shown_leaves_room_for_another_gpu_type(
 
 
 def test_what_sinfo_does_not_say_is_not_offered(lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it would have said after three seconds does not count."""
+    """An answer after three seconds does not count."""
     for sinfo in (f"sleep 3; {listing(('a*', 'gpu,hbm40g'))}", "exit 1", "echo nonsense; echo 'a|b'"):
         assert filtered(lua, advice, monkeypatch, sinfo) == "gpu&hbm80g"
 
 
-WAITS = (
-    "almanac-waits\t1\nas_of\t{as_of}\nlimits\t0.150000\t600\nT\ta100\tconstraint\ta100\nT\th100\tconstraint\th100\n"
-    "W\ta100\t8\t300\t200\t400\nW\th100\t8\t15600\t15000\t16000\nend\t4\n"
-)
-TIMES = (
-    f"almanac-times\t1\nexpires\t{NOW_S + 3600}\nR\tother\t2\ta100\t11160\t11000\t12000\t13000\t9\town runs\n"
-    "R\tother\t2\th100\t6120\t6000\t7000\t8000\t2\town rates\nend\t2\n"
-)
+def waits(age_s: int = 0) -> bytes:
+    as_of_s = int(time.time()) - age_s
+    rows = (8, TypeWait("a100", 300, 200, 400, as_of_s)), (8, TypeWait("h100", 15_600, 15_000, 16_000, as_of_s))
+    return WAITS.render(WaitsFile(as_of_s, tuple(GpuType(name, constraint=name) for name in ("a100", "h100")), rows))
+
+
+def times(key: str) -> bytes:
+    a100 = TypeRunTime("a100", 11_160, 11_000, 12_000, 13_000, 9, "own runs")
+    h100 = TypeRunTime("h100", 6_120, 6_000, 7_000, 8_000, 2, "own rates")
+    return TIMES.render(times_file(NOW_S, NOW_S + 3600, {(key, 2): (a100, h100)}))
 
 
 @pytest.mark.parametrize(
-    ("age_s", "times", "expected"),
-    [(0, TIMES, "a100"), (500, TIMES, "a100"), (700, TIMES, "h100"), (-60, TIMES, "h100"), (0, "", "h100")],
+    ("age_s", "family", "expected"),
+    [(0, "other", "a100"), (500, "other", "a100"), (700, "other", "h100"), (-60, "other", "h100"), (0, "x", "h100")],
 )
 def test_another_gpu_type_is_asked_for_where_it_ends_first(
-    lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, times: str, expected: str
+    lua: Lua, advice: Path, monkeypatch: pytest.MonkeyPatch, age_s: int, family: str, expected: str
 ) -> None:
     """Without waits, with old ones, with those of a clock ahead, and without run times, nothing is changed."""
     sinfo = listing(("a*", "a100"), ("a*", "h100"))
     asked = {"job_name": "other", "constraint": "h100"}
     assert filtered(lua, advice, monkeypatch, sinfo, **asked) == "h100"
     (advice / "user/_site").mkdir()
-    (advice / "user/_site/waits").write_text(WAITS.format(as_of=int(time.time()) - age_s))
-    (advice / f"user/{os.getuid()}/times").write_text(times)
+    (advice / "user/_site/waits").write_bytes(waits(age_s))
+    (advice / f"user/{os.getuid()}/times").write_bytes(times(family))
     assert filtered(lua, advice, monkeypatch, sinfo, **asked) == expected
     assert filtered(lua, advice, monkeypatch, listing(("a*", "h100")), **asked) == "h100"  # no node has it
 
@@ -184,6 +195,7 @@ FILLS = ("x", "_", "0", "a1", "abcdef01-abcd-abcd-abcd-abcdef01234-", "gpu:", "g
          "\n", "%", "é", "\udce9", "hbm80g&")  # fmt: skip
 SIZES = (1_000, 1_024, 1_025, 1_000_000, 10_000_000)
 FUZZ = """
+io.popen = function() return io.open("/dev/null") end
 slurm = { log_info = function() end, log_user = function() end }
 local dirs, worst = { advice = %s }, { 0 }
 local function seconds_with(field, text)
@@ -237,8 +249,7 @@ def test_no_option_makes_cli_filter_slow(lua: Lua, advice: Path, monkeypatch: py
     monkeypatch.setenv("ALMANAC_ADVICE", "apply")
     monkeypatch.setenv("HOME", "nowhere")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    job = {**GPU_JOB, "job-name": "another"}
-    seconds, *what = slowest(lua, advice, job, OPTIONS, "cli_filter.pre_submit", 0.0025)
+    seconds, *what = slowest(lua, advice, GPU_JOB, OPTIONS, "cli_filter.pre_submit", 0.0025)
     assert seconds < 0.005, what
 
 

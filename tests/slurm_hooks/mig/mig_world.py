@@ -10,30 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from advisor.decisions.mig_layout import LayoutChange
+from watched import BrokenPromiseError, Watched
+
+from advisor.mig.decide import LayoutChange
 from almanac.actions_config import Mig
-from slurm_hooks.mig.folder import MigFolder, MigState
-from slurm_hooks.mig.include import IncludeFile, gres_of_nodes
-from slurm_hooks.mig.layouts import Layout, gpu_types, gres_names, parse_export, with_gpus
-from slurm_hooks.mig.node_side import NodeSide
+from almanac.tres import gpu_types, with_gpus
+from slurm.backend import Reservation
+from slurm.commands import Done, Settings, parse_settings
+from slurm.nodes import SlurmNode
+from slurm_hooks.mig.layouts import Layout, gres_names, mig_settings, parse_export
 from slurm_hooks.mig.run import MigRun
-from slurm_hooks.mig.settings import mig_settings
-from slurm_hooks.mig.slurm_side import SlurmSide
-from telemetry.slurm.backend import Node, Reservation
-from telemetry.slurm.commands import Done
+from slurm_hooks.mig.sides import IncludeFile, NodeSide, SlurmSide, gres_of_nodes
+from slurm_hooks.mig.steps import MigState
+from slurm_hooks.nodes.engine import NodeEngine, NodeFolder
+from slurm_hooks.orders import JsonLines
 
 SEVEN: Layout = (("1g",) * 7, ("gpu",))
 HALVES: Layout = (("3g", "4g"), ("gpu",))
 WHOLE: Layout = (("gpu",), ("gpu",))
 NAMES = gres_names("A100-80", (), "{profile}")
-
-
-class KilledError(BaseException):
-    """kill -9."""
-
-
-class BrokenPromiseError(AssertionError):
-    """What must never happen."""
 
 
 @dataclass
@@ -49,8 +44,9 @@ class FakeNode:
 
 
 @dataclass
-class World:
-    """faults: what each command on a node does, taken in order; "" is to work. kill_at: effects until the kill.
+class World(Watched):
+    """faults: what each command on a node does, taken in order; "" is to work. Each effect is a point to be killed at.
+    refusals: answers to releases, in turn.
 
     dynamic: nodes that registered by `slurmd -Z`. bad_conf: their slurmd drops State=DRAIN.
     """
@@ -59,13 +55,14 @@ class World:
     layouts: dict[str, Layout]
     release_text: str = "24.11.5"
     faults: list[str] = field(default_factory=list)
-    kill_at: int | None = None
     seed: int | None = None
     demand: frozenset[str] = frozenset()
     now_s: float = 1_800_000_000.0
     queue: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[bytes] = field(default_factory=list)
     reserved: list[Reservation] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
     configuration_text: str = ""
     dynamic: frozenset[str] = frozenset()
     bad_conf: bool = False
@@ -79,7 +76,7 @@ class World:
         static = {name: node for name, node in self.nodes.items() if name not in self.dynamic}
         lines = (f"NodeName={name} CPUs=8 Gres={node.gres} State=UNKNOWN\n" for name, node in static.items())
         (self.folder / "almanac-mig.conf").write_text("# ours\n" + "".join(lines))
-        self.effects = 0
+        self.record = self.record or JsonLines(self.folder / "mig", "actions-")
 
     # -- what the run is given --
 
@@ -90,27 +87,36 @@ class World:
         settings = mig_settings(Mig(mode="apply", **config))
         run = MigRun(
             settings=settings,
-            folder=Folder(self.folder / "mig", self),
-            slurm=SlurmSide(Backend(self), self, 3600),  # type: ignore[arg-type]
+            engine=NodeEngine(
+                Folder(self.folder / "mig", MigState, self),
+                Backend(self),
+                "lab",
+                lambda: self.now_s,  # type: ignore[arg-type]
+            ),
+            slurm=SlurmSide(Backend(self), self, 3600, "lab", self.sleep),  # type: ignore[arg-type]
             node_side=NodeSide(settings.config, self.on_node),
             include=Include(self.folder / "almanac-mig.conf", self),
-            cluster="lab",
-            clock=lambda: self.now_s,
             sleep=self.sleep,
             wanted=self.demand,
         )
         run.load()
         return run
 
+    def apply(
+        self, *changes: LayoutChange, give_back: Collection[str] = (), is_patient: bool = False, **options: Any
+    ) -> dict[str, str]:
+        """Run as `mig apply` does. Returns what became of each node. is_patient: as with mig.drain_busy."""
+        run = self.run(**options)
+        run.drive()
+        run.give_back(give_back, "the test says so")
+        run.begin(changes, is_patient)
+        run.drive()
+        self.why = [each.why for each in run.outcomes.values()]
+        return {node: each.what for node, each in run.outcomes.items()}
+
     def sleep(self, seconds: float) -> None:
         self.now_s += max(seconds, 1)
         self.disturb()
-
-    def point(self, what: str) -> None:
-        """A place where the process can be killed."""
-        self.effects += 1
-        if self.kill_at is not None and self.effects >= self.kill_at:
-            raise KilledError(what)
 
     def disturb(self) -> None:
         """Other users: jobs begin and end."""
@@ -131,10 +137,11 @@ class World:
 
     # -- Slurm --
 
-    def nodes_now(self) -> list[Node]:
+    def nodes_now(self) -> list[SlurmNode]:
+        self.look()
         self.disturb()
         return [
-            Node(name, frozenset(each.states), gres=each.gres, reason=each.reason)
+            SlurmNode(name, frozenset(each.states), gres=each.gres, reason=each.reason)
             for name, each in self.nodes.items()
             if each.is_listed
         ]
@@ -145,8 +152,8 @@ class World:
     def cluster(self) -> str:
         return "lab"
 
-    def configuration(self) -> str:
-        return self.configuration_text
+    def settings(self) -> Settings:
+        return parse_settings(self.configuration_text)
 
     def reservations(self) -> list[Reservation]:
         return self.reserved
@@ -155,20 +162,20 @@ class World:
         [name] = names
         node = self.nodes[name]
         if state == "drain":
-            self.require_logged(name, "drain", "fail")
+            self.ordered([name], "drain", "fail")
             if "DRAIN" not in node.states:
                 self.require_types(name)
-            self.point(f"before drain of {name}")
+            self.point()
             node.states.add("DRAIN")
             node.reason = reason
         else:
-            self.require_logged(name, "resume")
+            self.ordered([name], "resume")
             self.require_verified(name)
-            self.point(f"before resume of {name}")
+            self.point()
             node.states.discard("DRAIN")
             node.reason = ""
         self.said.append(f"{state} {name}")
-        self.point(f"after {state} of {name}")
+        self.point()
         return []
 
     def __call__(self, argv: Sequence[str]) -> bytes:
@@ -177,25 +184,27 @@ class World:
         if argv[:2] == ["squeue", "-a"]:
             return json.dumps({"jobs": self.queue}).encode()
         assert argv == ["scontrol", "reconfigure"], argv
-        self.require_logged("", "reconfigure")
-        self.point("before reconfigure")
+        self.ordered((), "reconfigure")
+        self.point()
         for node in self.nodes.values():
             node.asserted = None  # what was verified before Slurm has read the new Gres does not count
         if self.release_text >= "24.11":
             self.read_conf()
-        self.point("after reconfigure")
+        self.point()
         return b""
 
     def feed(self, argv: Sequence[str], stdin: bytes) -> Done:
         if argv[:2] == ["scontrol", "delete"]:
             return self.delete(argv[2].removeprefix("nodename="))
         assert argv[:2] == ["scontrol", "release"]
+        self.ordered((), "release")
         self.said.append(" ".join(argv))
-        return Done(0, b"", b"")
+        said = self.refusals.pop(0) if self.refusals else b""
+        return Done(int(bool(said)), b"", said)
 
     def delete(self, name: str) -> Done:
         node = self.nodes[name]
-        self.require_logged(name, "delete")
+        self.ordered([name], "delete")
         assert name in self.dynamic
         if "State=DRAIN" not in node.conf or "DRAIN" not in node.states:
             raise BrokenPromiseError(f"{name} would come back undrained: {node}")
@@ -203,9 +212,9 @@ class World:
             raise BrokenPromiseError(f"the reservation of {name} loses it")
         if node.jobs:
             return Done(1, b"", b"delete_node nodename=n1: Requested nodes are busy")
-        self.point(f"before delete of {name}")
+        self.point()
         node.is_listed, node.asserted = False, None
-        self.point(f"after delete of {name}")
+        self.point()
         return Done(0, b"", b"")
 
     def start_slurmd(self, name: str) -> None:
@@ -221,13 +230,13 @@ class World:
         node.gres, node.is_listed = words["Gres"], True
 
     def register(self, name: str, parameters: str) -> Done:
-        self.require_logged(name, "write gres", "register", "settle")
+        self.ordered([name], "write gres", "register", "settle")
         fault = self.faults.pop(0) if self.faults else ""
-        self.point(f"before register of {name}")
+        self.point()
         if fault == "refused":
             return Done(1, b"", b"Job for slurmd.service failed")
         self.nodes[name].conf = parameters
-        self.point(f"new conf of {name}")
+        self.point()
         if fault != "half":
             self.start_slurmd(name)
             if gpu_types(self.nodes[name].gres) != gpu_types(parameters.split()[0].removeprefix("Gres=")):
@@ -235,7 +244,7 @@ class World:
                 self.nodes[name].gres = parameters.split()[0].removeprefix("Gres=")  # as 22.05 shows it
                 if self.release_text >= "24.11":
                     self.nodes[name].reason = "gres/gpu count reported lower than configured (2 < 8)"
-        self.point(f"after register of {name}")
+        self.point()
         return Done(0, b"", b"")
 
     def read_conf(self) -> None:
@@ -262,12 +271,12 @@ class World:
         if what == "assert":
             node.asserted = node.layout if node.layout == wanted and not fault else None
             return Done(0 if node.asserted else 1, b"", b"Assertion failure")
-        self.require_logged(name, "apply")
+        self.ordered([name], "apply")
         is_ours = "DRAIN" in node.states and not node.jobs and node.reason.startswith("almanac mig:")
         if not is_ours and node.is_listed:
             raise BrokenPromiseError(f"{name} is changed while it is {node.states}, with {node.jobs} jobs")
         node.asserted = None
-        self.point(f"before apply on {name}")
+        self.point()
         if fault == "half":
             node.layout = (wanted[0], *node.layout[1:])
             return Done(1, b"", b"half applied")
@@ -275,16 +284,10 @@ class World:
             return Done(1, b"", b"In use by another client")
         if fault != "wrong":
             node.layout = wanted
-        self.point(f"after apply on {name}")
+        self.point()
         return Done(0, b"MIG configuration applied successfully", b"")
 
     # -- promises --
-
-    def require_logged(self, name: str, *words: str) -> None:
-        rows = self.rows()
-        own = [row for row in rows if not name or row["node"] == name]
-        if not own or own[-1]["what"] not in words:
-            raise BrokenPromiseError(f"{words} of {name} is not logged: {own[-1:]}")
 
     def require_verified(self, name: str) -> None:
         node = self.nodes[name]
@@ -304,8 +307,7 @@ class World:
             raise BrokenPromiseError(f"no node in service has {gone}")
 
     def rows(self) -> list[dict[str, Any]]:
-        paths = sorted((self.folder / "mig").glob("*.jsonl"))
-        return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return list(self.record.read(0, 2**33)) if self.record else []
 
     def logged(self) -> list[str]:
         return [row["what"] for row in self.rows()]
@@ -317,37 +319,35 @@ class Backend:
 
     world: World
 
-    def nodes(self, names: Collection[str] = ()) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
         return self.world.nodes_now()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.world, name)
 
 
-class Folder(MigFolder):
+@dataclass(frozen=True)
+class Folder(NodeFolder[MigState]):
     """Can be killed before and after a save."""
 
-    def __init__(self, root: Path, world: World) -> None:
-        super().__init__(root)
-        object.__setattr__(self, "world", world)
+    world: World
 
     def save(self, state: MigState) -> None:
-        self.world.point("before save")  # type: ignore[attr-defined]
+        self.world.point()
         super().save(state)
-        self.world.point("after save")  # type: ignore[attr-defined]
+        self.world.point()
 
 
+@dataclass(frozen=True)
 class Include(IncludeFile):
     """Can be killed before and after the write."""
 
-    def __init__(self, path: Path, world: World) -> None:
-        super().__init__(path)
-        object.__setattr__(self, "world", world)
+    world: World
 
     def write(self, text: str) -> None:
-        self.world.point("before write")  # type: ignore[attr-defined]
+        self.world.point()
         super().write(text)
-        self.world.point("after write")  # type: ignore[attr-defined]
+        self.world.point()
 
 
 def parted(layout: Layout) -> bytes:

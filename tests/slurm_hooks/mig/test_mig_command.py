@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,16 @@ from typing import Any
 import pytest
 from mig_world import HALVES, SEVEN, WHOLE, Backend, World, change
 
-import advisor.decisions.mig_layout
-import slurm_hooks.mig.node_side
-from advisor.decisions.mig_layout import LayoutPlan, MigNode
-from almanac.errors import BusyError, ConfigError, StoreError
+import advisor.mig.decide
+import slurm_hooks.mig.sides
+from advisor.mig.decide import LayoutPlan, MigNode
+from almanac.errors import BusyError, ConfigError
 from cli.app import App
-from cli.doctor.mig import check_mig
+from cli.doctor.nodes import check_mig
 from cli.mig import command
-from slurm_hooks.mig.folder import MigFolder
+from slurm_hooks.mig.steps import MigState
+from slurm_hooks.nodes.engine import NodeFolder
+from slurm_hooks.orders import JsonLines
 from telemetry.store.store import Store
 
 JOB = {"job_id": 7, "submit_time": 10, "job_state": "PENDING", "priority": 0, "tres_per_node": "gres:gpu:1g.10gb:1",
@@ -42,9 +43,12 @@ class Command:
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
         self.folder, self.capsys, self.patch = folder, capsys, patch
-        self.world = World(folder, {"n1": SEVEN, "n2": SEVEN, "n3": WHOLE})
+        self.world = World(
+            folder, {"n1": SEVEN, "n2": SEVEN, "n3": WHOLE}, record=JsonLines(folder / "store/mig", "actions-")
+        )
         Store.create(folder / "store")
-        patch.setattr(slurm_hooks.mig.node_side, "run_bounded", self.world.on_node)
+        patch.setattr(slurm_hooks.mig.sides, "run_bounded", self.world.on_node)
+        patch.setattr("cli.doctor.nodes.run_bounded", self.world.on_node)
         self.configure("observe")
 
     def configure(self, mode: str, more: str = "") -> None:
@@ -63,15 +67,12 @@ class Command:
 
     def decide(self, *changes: Any) -> None:
         plan = LayoutPlan(changes, "" if changes else "nothing to do")
-        self.patch.setattr(advisor.decisions.mig_layout, "decide_layout", lambda nodes, jobs, now_s: plan)
+        self.patch.setattr(advisor.mig.decide, "decide_layout", lambda nodes, jobs, now_s: plan)
 
 
 @pytest.fixture
 def mig(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    # What a run writes down is asked for by the world, in the folder mig/ beside it.
-    made = Command(tmp_path, capsys, monkeypatch)
-    monkeypatch.setattr(World, "rows", lambda self: list(MigFolder(tmp_path / "store/mig").log.read(0, 2**33)))
-    return made
+    return Command(tmp_path, capsys, monkeypatch)
 
 
 def test_a_plan_with_the_real_decision_fits_80_columns_and_writes_nothing(mig: Command) -> None:
@@ -86,10 +87,10 @@ def test_a_plan_with_the_real_decision_fits_80_columns_and_writes_nothing(mig: C
 
 def test_observe_only_logs_and_off_does_not_even_that(mig: Command) -> None:
     mig.decide(change("n1", SEVEN, HALVES))
-    assert "nothing was changed" in mig("apply")
+    assert "nothing was changed" in mig("plan", "--apply")
     assert [row["mode"] for row in mig.world.rows()] == ["observe"]
     mig.configure("off")
-    mig("apply")
+    mig("plan", "--apply")
     assert len(mig.world.rows()) == 1
     assert mig.world.said == []
     mig.configure("observe")
@@ -99,14 +100,16 @@ def test_observe_only_logs_and_off_does_not_even_that(mig: Command) -> None:
 
 def test_apply_changes_the_layout_and_releases_what_waited_for_it_once(mig: Command) -> None:
     mig.configure("apply")
+    with NodeFolder(mig.folder / "store/mig", MigState).lock(), pytest.raises(BusyError):
+        mig("plan", "--apply")
     mig.world.queue = [JOB, JOB | {"job_id": 8, "state_reason": "JobHeldUser"}, JOB | {"job_id": 9, "priority": 5}]
     mig.decide(change("n3", WHOLE, SEVEN))
-    said = mig("apply")
+    said = mig("plan", "--apply")
     assert "n3: done" in said
     assert "released, because their GPU type is back: 7" in said
     assert mig.world.said[-1] == "scontrol release 7"
     mig.decide()
-    mig("apply")
+    mig("plan", "--apply")
     assert mig.world.said.count("scontrol release 7") == 1
     assert "n3  done" in mig("status")
 
@@ -119,23 +122,23 @@ def test_busy_nodes_are_drained_only_if_configured_and_given_back_when_no_change
 
     seen: list[dict[str, object]] = []
     is_worth = True
-    mig.patch.setattr(advisor.decisions.mig_layout, "decide_layout", decide)
+    mig.patch.setattr(advisor.mig.decide, "decide_layout", decide)
     node = mig.world.nodes["n1"]
     node.jobs, node.states = 1, {"ALLOCATED"}
     mig.configure("apply")
-    said = " ".join(mig("apply").split())
+    said = " ".join(mig("plan", "--apply").split())
     assert "change n1 when its jobs have ended: 7*1g, gpu -> 3g+4g, gpu" in said
     assert "not drained: mig.drain_busy is off" in said and mig.world.said == []
     mig.configure("apply", "drain_busy = true\n")
-    assert "n1: draining" in mig("apply")
+    assert "n1: draining" in mig("plan", "--apply")
     seen.clear()
-    assert "n1: draining" in mig("apply")
+    assert "n1: draining" in mig("plan", "--apply")
     # With its target, as the plan counts it, and without, as it would be had it not been drained.
     assert [each["n1"] for each in seen[:2]] == [HALVES, None]
     assert mig.world.said == ["drain n1"]
     assert "n1: 7*1g, gpu -> 3g+4g, gpu: at stage wait" in mig("status")
     is_worth = False
-    said = mig("apply")
+    said = mig("plan", "--apply")
     assert "give n1 back" in said and "n1: undone" in said
     assert (node.states, node.jobs, node.layout) == ({"ALLOCATED"}, 1, SEVEN)
 
@@ -144,31 +147,14 @@ def test_a_type_that_is_not_back_is_named(mig: Command) -> None:
     mig.configure("apply")
     mig.decide()
     mig.world.queue = [JOB | {"tres_per_node": "gres:gpu:4g.40gb:1"}]
-    assert "job 7 waits for 4g.40gb, which no node in service has" in mig("apply")
-
-
-def test_a_broken_state_file_another_run_and_a_foreign_cluster_are_refused(mig: Command) -> None:
-    mig.configure("apply")
-    mig.decide(change("n1", SEVEN, HALVES))
-    folder = MigFolder(mig.folder / "store/mig")
-    with folder.lock(), pytest.raises(BusyError):
-        mig("apply")
-    for text in ("", "[]", '{"version": 1}', '{"version": 2}', "[" * 9999):
-        (folder.root / "state.json").write_text(text)
-        with pytest.raises(StoreError):
-            mig("apply")
-    assert mig.world.said == []
-    os.unlink(folder.root / "state.json")  # noqa: PTH108
-    folder.save(folder.load("other"))
-    with pytest.raises(StoreError, match="other"):
-        mig("apply")
+    assert "job 7 waits for 4g.40gb, which no node in service has" in mig("plan", "--apply")
 
 
 def test_a_failure_is_told_with_what_to_do_and_taken_back_by_retry(mig: Command) -> None:
     mig.configure("apply")
     mig.decide(change("n1", SEVEN, HALVES))
     mig.world.faults = ["refused"]
-    said = mig("apply", code=5)
+    said = mig("plan", "--apply", code=5)
     assert "n1: failed: apply: ssh ended with 1: In use by another client" in said
     assert "almanac mig retry n1" in said
     assert "it stays drained" in mig("status")

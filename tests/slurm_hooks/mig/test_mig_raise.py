@@ -2,129 +2,85 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
+from job_slurm import LARGE, NOW_S, SMALL, FakeNode, FakeSlurm, Job, slice_job, sliced, start_raising
 
 from almanac.actions_config import MigRaise
-from almanac.errors import CommandError, ConfigError, StoreError
-from slurm_hooks.mig.raise_log import RaiseLog
-from slurm_hooks.mig.raise_plan import RaisePlan, plan_raises
-from slurm_hooks.mig.raise_run import RaiseActor, RaiseOutcome, read_state, require_release
-from slurm_hooks.mig.raise_types import chains, one_slice
+from almanac.errors import ConfigError
+from slurm.backend import Reservation
+from slurm_hooks.jobs.engine import JobOutcome, JobPlan, require_release
+from slurm_hooks.jobs.log import ChangeHistory
+from slurm_hooks.mig.raise_plan import ClusterState, chains, one_slice, plan_raises, read_state
 
-from .mig_raise_slurm import FakeNode, FakeSlurm, Job, Killed
-
-SMALL, MIDDLE, LARGE = "1g.10gb", "2g.20gb", "3g.40gb"
+MIDDLE = "2g.20gb"
 ASK = {
     "TresPerJob": f"gres/gpu:{SMALL}:1", "TresPerNode": f"gres/gpu:{SMALL}:1", "TresPerTask": f"gres/gpu:{SMALL}=1",
 }  # fmt: skip
-ASK_LINE = f"TresPerJob={ASK['TresPerJob']}"
-APPLY = MigRaise(mode="apply")
+IDLE = "idle, nobody waits for it"
 
 
-def job(number: int = 1, key: str = "TresPerJob", text: str = "", **values: Any) -> Job:
-    return Job(number, {key: text or ASK[key]}, **values)
-
-
-def full_and_idle(large: int = 1) -> list[FakeNode]:
-    """A node whose small slices are all busy, and one with idle large ones."""
-    return [FakeNode("n1", {SMALL: 7}, {SMALL: 7}), FakeNode("n2", {LARGE: large}, states=("IDLE",))]
-
-
-@dataclass
-class Site:
-    """The fake Slurm, and almanac's record of it."""
-
-    slurm: FakeSlurm
-    folder: Path
-    config: MigRaise = APPLY
-    plans: list[RaisePlan] = field(default_factory=list)
-
-    @property
-    def log(self) -> RaiseLog:
-        return RaiseLog(self.folder / "actions")
-
-    def run(self, is_clearing: bool = False, look_s: float = 3.0) -> RaiseOutcome:
-        now_s = int(self.slurm.clock())
-        state = read_state(self.slurm, self.slurm, "lab")
-        made = plan_raises(state, self.log.newest("lab", now_s), self.config, now_s, is_clearing)
-        self.plans.append(made)
-        actor = RaiseActor(self.slurm, self.log, "lab", self.slurm.clock, self.slurm.sleep, look_s)
-        return actor.apply(made)
-
-    def lines(self) -> list[dict[str, Any]]:
-        texts = [path.read_text() for path in sorted((self.folder / "actions").glob("*.jsonl"))]
-        return [json.loads(line) for text in texts for line in text.splitlines()]
-
-    def why(self) -> list[str]:
-        return list(self.plans[-1].counts.dropped)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Callable[..., Site]:
-    return lambda jobs, nodes=None: Site(
-        FakeSlurm({each.job_id: each for each in jobs}, nodes or full_and_idle()), tmp_path
-    )
+def update(number: int, kind: str) -> str:
+    return f"update jobid={number} TresPerJob=gres/gpu:{kind}:1"
 
 
 @pytest.mark.parametrize("key", list(ASK))
-def test_a_job_starts_on_an_idle_larger_slice(site: Callable[..., Site], key: str) -> None:
-    made = site([job(key=key)])
-    assert made.run().gone == 1
+def test_a_job_starts_on_an_idle_larger_slice(tmp_path: Path, key: str) -> None:
+    made = start_raising(tmp_path, slice_job(key=key))
+    assert made() == JobOutcome(started=1)
     raised = made.slurm.jobs[1]
     assert (raised.state, raised.submit_s, raised.priority) == ("RUNNING", 1_795_463_400, 100)
     assert raised.requests == {key: ASK[key].replace(SMALL, LARGE)}
-    assert [line["what"] for line in made.lines()] == ["raise", "started"]
+    assert made.story == [f"raise: {IDLE}", "raised: the job waits no more"]
 
 
-def test_other_terms_of_the_request_stay(site: Callable[..., Site]) -> None:
-    made = site([job(key="TresPerTask", text=f"cpu=4,gres/gpu:{SMALL}=1")])
-    made.run()
+def test_other_terms_of_the_request_stay(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job(key="TresPerTask", text=f"cpu=4,gres/gpu:{SMALL}=1"))
+    made()
     assert made.slurm.jobs[1].requests == {"TresPerTask": f"cpu=4,gres/gpu:{LARGE}=1"}
 
 
 @pytest.mark.parametrize(
-    "left",
+    ("why", "left"),
     [
-        {"comment": ""},
-        {"comment": "xalmanac:larger"},
-        {"comment": "almanac:larger2 almanac:larger.\u202e"},
-        {"comment": "almanac:larger almanac:same"},
-        {"comment": "almanac:\nlarger"},
-        {"priority": 0, "reason": "JobHeldUser"},
-        {"reason": "Dependency"},
-        {"reason": "BeginTime"},
-        {"reason": "None"},
-        {"more": {"array_job_id": {"set": True, "infinite": False, "number": 1}}},
-        {"more": {"het_job_id": {"set": True, "infinite": False, "number": 1}}},
-        {"more": {"node_count": {"set": True, "infinite": False, "number": 2}}},
-        {"more": {"features": "a|b"}},
-        {"more": {"features": "other"}},
-        {"more": {"required_nodes": "n1"}},
-        {"more": {"required_nodes": "n[1-2]"}},
-        {"more": {"excluded_nodes": "n2"}},
-        {"more": {"shared": ["none"]}},
-        {"more": {"resv_name": "r"}},
-        {"more": {"licenses": "matlab:1"}},
-        {"more": {"cpus": {"set": True, "infinite": False, "number": 33}}},
-        {"more": {"memory_per_node": {"set": True, "infinite": False, "number": 64001}}},
-        {"partition": "other"},
-        {"partition": ""},
+        ("not opted in", {"comment": ""}),
+        ("not opted in", {"comment": "xalmanac:larger"}),
+        ("not opted in", {"comment": "almanac:larger2 almanac:larger.\u202e"}),
+        ("not opted in", {"comment": "almanac:larger almanac:same"}),
+        ("not opted in", {"comment": "almanac:larger" + 99_999 * " "}),
+        ("not opted in", {"comment": "almanac:\nlarger"}),
+        ("held", {"priority": 0, "reason": "JobHeldUser"}),
+        ("does not wait", {"reason": "Dependency"}),
+        ("does not wait", {"reason": "BeginTime"}),
+        ("does not wait", {"reason": "None"}),
+        ("an array", {"more": {"array_job_id": {"set": True, "infinite": False, "number": 1}}}),
+        ("several", {"more": {"het_job_id": {"set": True, "infinite": False, "number": 1}}}),
+        ("several", {"more": {"node_count": {"set": True, "infinite": False, "number": 2}}}),
+        ("several", {"more": {"features": "a|b"}}),
+        ("no larger", {"more": {"features": "other"}}),
+        ("no larger", {"more": {"required_nodes": "n1"}}),
+        ("no larger", {"more": {"required_nodes": "n[1-2]"}}),
+        ("no larger", {"more": {"excluded_nodes": "n2"}}),
+        ("several", {"more": {"shared": ["none"]}}),
+        ("several", {"more": {"resv_name": "r"}}),
+        ("several", {"more": {"licenses": "matlab:1"}}),
+        ("no larger", {"more": {"cpus": {"set": True, "infinite": False, "number": 33}}}),
+        ("no larger", {"more": {"memory_per_node": {"set": True, "infinite": False, "number": 64001}}}),
+        ("no larger", {"partition": "other"}),
+        ("no larger", {"partition": ""}),
     ],
 )
-def test_jobs_that_are_left_alone(site: Callable[..., Site], left: dict[str, Any]) -> None:
-    made = site([job(**left)])
-    made.run()
+def test_jobs_that_are_left_alone(tmp_path: Path, why: str, left: dict[str, Any]) -> None:
+    made = start_raising(tmp_path, slice_job(**left))
+    made()
     assert made.slurm.sent == []
-    assert made.lines() == []
+    assert made.kinds == []
+    assert [each[: len(why)] for each in list(made.why)] == [why]
 
 
 @pytest.mark.parametrize(
@@ -134,16 +90,16 @@ def test_jobs_that_are_left_alone(site: Callable[..., Site], left: dict[str, Any
         {"TresPerJob": "gres/gpu:1"},
         {"TresPerJob": "gres/gpu"},
         {"TresPerJob": "gres/gpu:a100:1"},
-        {"tres_per_socket": f"gres/gpu:{SMALL}:1"},
+        {"TresPerSocket": f"gres/gpu:{SMALL}:1"},
         {"TresPerJob": ASK["TresPerJob"], "TresPerNode": ASK["TresPerNode"]},
         {"TresPerNode": f"gres/gpu:{SMALL}:1,gres/tmp:5"},
         {"TresPerNode": f"gres/gpu:{SMALL}:1,gres/gpu:{MIDDLE}:1"},
         {"TresPerNode": "gres/shard:1"},
     ],
 )
-def test_requests_that_no_update_is_known_for(site: Callable[..., Site], requests: dict[str, str]) -> None:
-    made = site([Job(1, requests)])
-    made.run()
+def test_requests_that_no_update_is_known_for(tmp_path: Path, requests: dict[str, str]) -> None:
+    made = start_raising(tmp_path, slice_job(requests=requests))
+    made()
     assert made.slurm.sent == []
 
 
@@ -155,179 +111,148 @@ def test_requests_that_no_update_is_known_for(site: Callable[..., Site], request
         (("IDLE",), {"gres_used": "gpu:?"}), (("IDLE",), {"gres_used": ""}), (("IDLE",), {"gres_used": "gpu:0"}),
     ],
 )  # fmt: skip
-def test_nodes_that_no_job_is_raised_to(
-    site: Callable[..., Site], states: tuple[str, ...], more: dict[str, Any]
-) -> None:
-    made = site([job()], [full_and_idle()[0], FakeNode("n2", {LARGE: 1}, states=states, more=more)])
-    made.run()
+def test_nodes_that_no_job_is_raised_to(tmp_path: Path, states: tuple[str, ...], more: dict[str, Any]) -> None:
+    made = start_raising(
+        tmp_path, slice_job(), nodes=[sliced()[0], FakeNode("n2", {LARGE: 1}, states=states, more=more)]
+    )
+    made()
     assert made.slurm.sent == []
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        job(2, text=f"gres/gpu:{LARGE}:4", comment="", reason="Resources"),
-        job(2, text=f"gres/gpu:{LARGE}:1", comment="", reason="Dependency"),
-        job(2, text=f"gres/gpu:{LARGE}:1", comment="", reason="QOSMaxJobsPerUserLimit"),
-        job(2, text="gres/gpu:8", comment=""),
-        Job(2, {"tres_per_socket": f"gres/gpu:{LARGE}:1"}, reason="Dependency"),
-        job(2, text=f"gres/gpu:{LARGE}:1", reason="BeginTime", more={"eligible_time": 1_795_464_000 + 3000}),
+        slice_job(2, text=f"gres/gpu:{LARGE}:4", comment="", reason="Resources"),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", comment="", reason="Dependency"),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", comment="", reason="QOSMaxJobsPerUserLimit"),
+        slice_job(2, text="gres/gpu:8", comment=""),
+        slice_job(2, requests={"TresPerSocket": f"gres/gpu:{LARGE}:1"}, reason="Dependency"),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", reason="BeginTime", more={"eligible_time": 1_795_464_000 + 3000}),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", reason="Cleaning", more={"job_state": ["PENDING", "EXPEDITING"]}),
     ],
 )
-def test_a_type_that_somebody_waits_for_is_not_given_away(site: Callable[..., Site], other: Job) -> None:
-    made = site([job(), other])
+def test_a_type_that_somebody_waits_for_is_not_given_away(tmp_path: Path, other: Job) -> None:
+    made = start_raising(tmp_path, slice_job(), other)
     made.slurm.is_scheduling = False
-    made.run()
+    made()
     assert made.slurm.sent == []
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        job(2, text=f"gres/gpu:{LARGE}:1", reason="JobHeldUser", priority=0),
-        job(2, text=f"gres/gpu:{LARGE}:1", reason="BadConstraints", priority=0),
-        job(2, text=f"gres/gpu:{LARGE}:1", reason="BeginTime", more={"eligible_time": 1_795_464_000 + 9000}),
-        job(2, text=f"gres/gpu:{LARGE}:1", partition="elsewhere"),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", reason="JobHeldUser", priority=0),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", reason="BadConstraints", priority=0),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", reason="BeginTime", more={"eligible_time": 1_795_464_000 + 9000}),
+        slice_job(2, text=f"gres/gpu:{LARGE}:1", partition="elsewhere"),
     ],
 )
-def test_jobs_that_cannot_take_the_type_soon_do_not_count(site: Callable[..., Site], other: Job) -> None:
-    made = site([job(), other])
-    made.run()
+def test_jobs_that_cannot_take_the_type_soon_do_not_count(tmp_path: Path, other: Job) -> None:
+    made = start_raising(tmp_path, slice_job(), other)
+    made()
     assert made.slurm.jobs[1].state == "RUNNING"
-    assert {number for number, _ in made.slurm.sent} == {1}
+    assert made.slurm.sent == [update(1, LARGE)]
 
 
-def test_a_job_whose_own_type_is_idle_waits_for_slurm(site: Callable[..., Site]) -> None:
-    made = site([job()], [FakeNode("n1", {SMALL: 7, LARGE: 1}, {SMALL: 6})])
+@pytest.mark.parametrize(("begin_s", "end_s", "gone"), [(3599, 9000, 0), (3600, 9000, 1), (-60, 1, 0), (-60, 0, 1)])
+def test_a_reservation_that_begins_before_the_job_must_end_keeps_its_node(
+    tmp_path: Path, begin_s: int, end_s: int, gone: int
+) -> None:
+    made = start_raising(tmp_path, slice_job())
+    now_s = int(made.slurm.now_s)
+    made.slurm.reserved = [Reservation(("n2",), now_s + begin_s, now_s + end_s)]
+    assert made() == JobOutcome(started=gone)
+
+
+def test_a_job_whose_own_type_is_idle_waits_for_slurm(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job(), nodes=[FakeNode("n1", {SMALL: 7, LARGE: 1}, {SMALL: 6})])
     made.slurm.is_scheduling = False
-    made.run()
+    made()
     assert made.slurm.sent == []
 
 
-def test_the_first_jobs_of_the_queue_get_the_idle_slices_and_no_more(site: Callable[..., Site]) -> None:
-    made = site([job(1, priority=5), job(2, priority=9), job(3, priority=7), job(4, priority=8)], full_and_idle(2))
-    assert made.run().gone == 2
-    assert [number for number, _ in made.slurm.sent] == [2, 4]
+def test_the_first_jobs_of_the_queue_get_the_idle_slices_and_no_more(tmp_path: Path) -> None:
+    made = start_raising(
+        tmp_path, *(slice_job(number, priority=rank) for number, rank in enumerate((5, 9, 7, 8), 1)), nodes=sliced(2)
+    )
+    assert made() == JobOutcome(started=2)
+    assert made.slurm.sent == [update(2, LARGE), update(4, LARGE)]
 
 
-def test_a_limit_gives_the_job_its_own_type_back_at_once(site: Callable[..., Site]) -> None:
-    made = site([job()])
+def test_a_limit_gives_the_job_its_own_type_back_at_once(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job())
     made.slurm.limits = {LARGE}
-    assert made.run().undone == 1
+    assert made() == JobOutcome(undone=1)
     after = made.slurm.jobs[1]
     assert (after.requests, after.reason, after.priority) == ({"TresPerJob": ASK["TresPerJob"]}, "Resources", 100)
-    assert [line["what"] for line in made.lines()] == ["raise", "undo", "undone"]
-    made.run()
+    assert made.story == [f"raise: {IDLE}", *(f"{what}: Slurm: QOSMAXGRESPERUSER" for what in ("undo", "undone"))]
+    made()
     assert len(made.slurm.sent) == 2, "not again within an hour"
     made.slurm.now_s += 3601
-    made.run()
+    made()
     assert len(made.slurm.sent) == 4
 
 
-def test_a_job_that_still_waits_gets_its_own_type_back(site: Callable[..., Site]) -> None:
-    made = site([job()])
+def test_a_job_that_still_waits_gets_its_own_type_back(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job())
     taken = made.slurm.nodes[1].used
     made.slurm.before = lambda command: taken.update({LARGE: 1}) if command.startswith("update") else None
-    assert made.run().waiting == 1
+    assert made() == JobOutcome(waiting=1)
     made.slurm.now_s += 300
-    assert made.run().waiting == 0
+    assert made() == JobOutcome()
     assert made.slurm.jobs[1].types == [(LARGE, 1)], "within 10 minutes"
     made.slurm.now_s += 400
-    assert made.run().undone == 1
+    assert made() == JobOutcome(undone=1)
     assert made.slurm.jobs[1].requests == {"TresPerJob": ASK["TresPerJob"]}
-    assert [line["what"] for line in made.lines()] == ["raise", "raised", "undo", "undone"]
+    late = "still waits after 12 min"
+    assert made.story == [f"raise: {IDLE}", "raised: Slurm shows the new request", f"undo: {late}", f"undone: {late}"]
 
 
-@pytest.mark.parametrize("text", [f"gres/gpu:{SMALL}:1", f"gres/gpu:{MIDDLE}:1", f"gres/gpu:{LARGE}:2"])
-def test_the_owners_later_change_wins(site: Callable[..., Site], text: str) -> None:
-    made = site([job()])
-    made.slurm.nodes.append(FakeNode("n3", {MIDDLE: 1}, {MIDDLE: 1}))
-    taken = made.slurm.nodes[1].used
-    made.slurm.before = lambda command: taken.update({LARGE: 1}) if command.startswith("update") else None
-    made.run()
-    made.slurm.set_request(made.slurm.jobs[1], "TresPerJob", text)
-    made.slurm.before = lambda command: None
-    taken.clear()
-    made.slurm.is_scheduling = False
-    for _ in range(3):
-        made.slurm.now_s += 4000
-        made.run()
-    assert len(made.slurm.sent) == 1
-    assert made.lines()[-1]["what"] == "owner"
-
-
-def test_opting_out_and_clearing_give_the_own_type_back(site: Callable[..., Site]) -> None:
-    made = site([job(1), job(2)], full_and_idle(2))
+def test_opting_out_and_clearing_give_the_own_type_back(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job(1), slice_job(2), nodes=sliced(2))
     taken = made.slurm.nodes[1].used
     made.slurm.before = lambda command: taken.update({LARGE: 2}) if command.startswith("update") else None
-    assert made.run().waiting == 2
+    assert made() == JobOutcome(waiting=2)
     made.slurm.jobs[1].comment = ""
-    assert made.run().undone == 1
-    assert made.run(is_clearing=True).undone == 1
+    assert made() == JobOutcome(undone=1)
+    assert made(is_clearing=True) == JobOutcome(undone=1)
     assert [each.types for each in made.slurm.jobs.values()] == [[(SMALL, 1)]] * 2
 
 
-def test_a_partition_can_opt_in_for_its_jobs(site: Callable[..., Site]) -> None:
-    made = site([job(1, comment="\ud800 ☃ {}"), job(2, comment="almanac:same")], full_and_idle(2))
-    made.config = replace(APPLY, partitions=("all",))
-    made.run()
-    assert [number for number, _ in made.slurm.sent] == [1]
+def test_a_partition_can_opt_in_for_its_jobs(tmp_path: Path) -> None:
+    made = start_raising(
+        tmp_path, slice_job(1, comment="\ud800 ☃ {}"), slice_job(2, comment="almanac:same"), nodes=sliced(2)
+    )
+    made.settings = MigRaise(mode="apply", partitions=("all",))
+    made()
+    assert made.slurm.sent == [update(1, LARGE)]
 
 
-def test_a_requeued_job_gets_its_own_type_back(site: Callable[..., Site]) -> None:
-    made = site([job()])
-    made.run()
+def test_a_requeued_job_gets_its_own_type_back(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job())
+    made()
     running = made.slurm.jobs[1]
     running.state, running.reason, running.restarts = "PENDING", "BeginTime", 1
     running.submit_s = int(made.slurm.now_s) + 60
     made.slurm.now_s += 60
-    assert made.run().undone == 1
+    assert made() == JobOutcome(undone=1)
+    assert made.story[-2:] == ["undo: Slurm: BEGINTIME (1, 0.000)", "undone: Slurm: BEGINTIME (1, 0.000)"]
     assert running.requests == {"TresPerJob": ASK["TresPerJob"]}
 
 
-def test_a_number_that_comes_again_is_another_job(site: Callable[..., Site]) -> None:
-    made = site([job()])
-    made.run()
-    made.slurm.jobs[1] = job(text=f"gres/gpu:{LARGE}:1", submit_s=1_795_463_999)
-    made.slurm.now_s += 9000
-    made.run()
-    assert len(made.slurm.sent) == 1
-
-
-def test_nothing_is_sent_that_is_not_on_disk(site: Callable[..., Site]) -> None:
-    made = site([job()])
-    (made.folder / "actions").write_text("in the way")
-    with pytest.raises(StoreError):
-        made.run()
+def test_an_unreadable_record_may_wait_for_any_type(tmp_path: Path) -> None:
+    made = start_raising(tmp_path, slice_job(), slice_job(2, more={"submit_time": "?"}))
+    made()
     assert made.slurm.sent == []
+    assert list(made.why) == ["job that cannot be read: nothing is raised"]
 
 
-def test_an_unreadable_record_may_wait_for_any_type(site: Callable[..., Site]) -> None:
-    made = site([job(), job(2, more={"priority": "?"})])
-    made.run()
-    assert made.slurm.sent == []
-    assert made.why() == ["pending job that cannot be read: nothing is raised"]
-
-
-def test_a_slurm_that_does_not_take_the_change(site: Callable[..., Site]) -> None:
-    made = site([job()])
-    made.slurm.is_deaf = True
-    assert made.run().refused == 1
-    assert made.slurm.jobs[1].types == [(SMALL, 1)]
-
-
-def test_a_log_that_somebody_wrote_sends_no_other_command(site: Callable[..., Site]) -> None:
-    made = site([job(text=f"gres/gpu:{LARGE}:1", reason="Resources")], [full_and_idle()[0]])
-    (made.folder / "actions").mkdir()
-    line = {
-        "what": "raised", "time_s": 1, "cluster": "lab", "job_id": 1, "address": "1\nshutdown",
-        "submit_s": 1_795_463_400, "restarts": 0, "key": "TresPerJob",
-        "own": "gres/gpu:1g.10gb:1\nshutdown", "new": f"gres/gpu:{LARGE}:1",
-        "type": SMALL, "new_type": LARGE, "reason": "",
-    }  # fmt: skip
-    (made.folder / "actions/mig-raise-2026-11-23.jsonl").write_text(json.dumps(line) + '\n{"what": "rai')
-    made.run()
-    assert made.slurm.sent == []
+def test_a_request_too_long_to_be_sent_keeps_no_other_job_from_its_slice(tmp_path: Path) -> None:
+    long = ",".join([*["cpu=4"] * 300, f"gres/gpu:{SMALL}=1"])
+    made = start_raising(tmp_path, slice_job(1, key="TresPerTask", text=long), slice_job(2))
+    assert made().started == 1
+    assert list(made.why) == ["its request is none that almanac can change"]
+    assert made.slurm.sent == [update(2, LARGE)]
 
 
 @pytest.mark.parametrize("release", ["22.05.8", "23.02.7", "23.11.0", "24.05.9", "", "unknown"])
@@ -357,140 +282,88 @@ def test_no_text_makes_another_command(requests: dict[Any, str]) -> None:
         assert not set(found.of(LARGE)) & set(" \n\r\t'\"\\;")
 
 
-EVENTS = st.lists(
-    st.tuples(
-        st.integers(0, 12),
-        st.sampled_from(
-            ["kill", "lost", "take", "free", "owner", "hold", "optout", "limit", "drain", "gone", "cancel"]
-        ),
-        st.integers(1, 4),
+TYPES = ["1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"]
+PARTITIONS = ["a", "b", "c"]
+types, counts = st.sampled_from(TYPES), st.integers(0, 3)
+jobs = st.builds(
+    lambda kind, count, comment, partition, reason, priority: slice_job(
+        0, text=f"gres/gpu:{kind}:{count}" if kind else f"gres/gpu:{count}", comment=comment,
+        partition=partition, reason=reason, priority=priority,
     ),
-    max_size=6,
+    st.sampled_from(["", *TYPES, *TYPES, *TYPES]),
+    st.sampled_from([1, 1, 1, 2]),
+    st.sampled_from(["almanac:larger", "", "almanac:larger,almanac:same"]),
+    st.sampled_from([*PARTITIONS, "a,b"]),
+    st.sampled_from(["Resources", "Priority", "Dependency", "QOSMaxGRESPerUser", "JobHeldUser"]),
+    st.integers(0, 20),
+)  # fmt: skip
+nodes = st.builds(
+    lambda gres, used, states, partitions: FakeNode(
+        "", gres, {kind: min(used.get(kind, 0), count) for kind, count in gres.items()}, states, tuple(partitions)
+    ),
+    st.dictionaries(types, counts),
+    st.dictionaries(types, counts),
+    st.sampled_from([("IDLE",), ("MIXED",), ("MIXED", "PLANNED"), ("IDLE", "DRAIN"), ("DOWN",)]),
+    st.sets(st.sampled_from(PARTITIONS), min_size=1),
 )
 
 
-class World:
-    """Things happen to jobs and nodes at given commands; every command must be in the record before it is sent."""
-
-    def __init__(self, made: Site, events: list[tuple[int, str, int]]) -> None:
-        self.made, self.events, self.count = made, list(events), 0
-        self.changed: set[int] = set()
-        self.sent_when_changed: dict[int, int] = {}
-
-    def __call__(self, command: str) -> None:
-        if command.startswith("update"):
-            number = int(command.split("=")[1].split()[0])
-            last = [line for line in self.made.lines() if line["job_id"] == number][-1]
-            text = command.split(" ", 2)[2].split("=", 1)[1]
-            assert last["what"] in ("raise", "undo")
-            assert text == (last["new"] if last["what"] == "raise" else last["own"])
-        self.count += 1
-        for event in [each for each in self.events if each[0] <= self.count]:
-            self.events.remove(event)
-            self.happen(event[1], event[2], command)
-
-    def happen(self, what: str, number: int, command: str) -> None:
-        slurm, one = self.made.slurm, self.made.slurm.jobs.get(number)
-        node = slurm.nodes[1]
-        if what == "kill":
-            raise Killed
-        if what == "lost":
-            raise CommandError("Unable to contact slurm controller")
-        if what in ("take", "free"):
-            node.used = {LARGE: 2} if what == "take" else {}
-        elif what == "limit":
-            slurm.limits ^= {LARGE}
-        elif what == "drain":
-            node.states = ("IDLE", "DRAIN")
-        elif one and one.state == "PENDING" and what == "owner" and not command.startswith(("update", "release")):
-            slurm.set_request(one, next(iter(one.requests)), f"gres/gpu:{SMALL}:2")
-            self.changed.add(number)
-        elif one and one.state == "PENDING" and what == "hold":
-            one.reason, one.priority = "JobHeldUser", 0
-        elif one and what == "optout":
-            one.comment = ""
-        elif one and what == "gone":
-            del slurm.jobs[number]
+def planned(listed: list[Job], places: list[FakeNode], **values: Any) -> tuple[JobPlan, ClusterState]:
+    for number, each in enumerate(listed, 1):
+        each.job_id = number
+    for number, node in enumerate(places):
+        node.name = f"n{number}"
+    slurm = FakeSlurm({each.job_id: each for each in listed}, places)
+    state = read_state(slurm, "lab", slurm.reserved)
+    return plan_raises(state, ChangeHistory(), MigRaise(mode="apply", **values), NOW_S), state
 
 
-@examples(0.6)
-@given(EVENTS, st.lists(st.sampled_from(["in", "out", "held"]), min_size=4, max_size=4), st.integers(0, 2))
-def test_whatever_happens_no_job_is_left_worse(
-    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, str, int]], kinds: list[str], free: int
-) -> None:
-    jobs = [
-        job(number, comment="almanac:larger" if kind != "out" else "", **held(kind))
-        for number, kind in enumerate(kinds, 1)
+@given(st.lists(jobs, max_size=12), st.lists(nodes, max_size=5))
+def test_every_plan_gives_away_only_what_is_idle_and_unwanted(listed: list[Job], places: list[FakeNode]) -> None:
+    made, _ = planned(listed, places)
+    given_away: Counter[str] = Counter()
+    for order in made.changes:
+        asked = listed[order.job.job_id - 1]
+        own, new, home = (
+            one_slice({order.line.key: order.line.own}),
+            order.line.gpu_type,
+            set(asked.partition.split(",")),
+        )
+        assert own
+        assert asked.types == [(own.type, 1)]
+        assert TYPES.index(new) > TYPES.index(own.type)
+        assert asked.comment == "almanac:larger"
+        assert asked.priority > 0
+        assert asked.reason in ("Resources", "Priority")
+        fit = [node for node in places if home & set(node.partitions) and not set(node.states) & {"DRAIN", "DOWN"}]
+        assert not any(node.gres.get(own.type, 0) > node.used.get(own.type, 0) for node in fit)
+        unwanted = [node for node in fit if not waits_for(listed, new, node)]
+        assert any(node.gres.get(new, 0) > node.used.get(new, 0) for node in unwanted)
+        given_away[new] += 1
+    for kind, count in given_away.items():
+        assert count <= sum(node.gres.get(kind, 0) - node.used.get(kind, 0) for node in places)
+    ranks = [(-order.job.priority, order.job.job_id) for order in made.changes]
+    assert ranks == sorted(ranks)
+    assert made.counts.seen == len(made.changes) + made.counts.dropped.total()
+
+
+def waits_for(listed: list[Job], kind: str, node: FakeNode) -> bool:
+    return any(
+        each.reason != "JobHeldUser"
+        and set(each.partition.split(",")) & set(node.partitions)
+        and {asked for asked, _ in each.types} & {kind, ""}
+        for each in listed
+    )
+
+
+def test_a_large_site_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 pending jobs and 1,000 nodes; few larger slices are idle. Quadratic work would take hours."""
+    listed = [slice_job(0, more={"features": f"f{number % 7}"}) for number in range(10_000)]
+    places = [
+        FakeNode("", {"1g.10gb": 7, "3g.40gb": 2}, {"1g.10gb": 7, "3g.40gb": number % 3}, features=("f1",))
+        for number in range(1000)
     ]
-    slurm = FakeSlurm({each.job_id: each for each in jobs}, full_and_idle(2))
-    slurm.nodes[1].used = {LARGE: 2 - free}
-    made = Site(slurm, tmp_path_factory.mktemp("raise"))
-    world = World(made, events)
-    slurm.before = world
-    for _ in range(8):
-        try:
-            made.run()
-        except (Killed, CommandError):
-            slurm.schedule()
-        slurm.now_s += 200
-    slurm.before = lambda command: None
-    made.run(is_clearing=True)
-    made.run(is_clearing=True)
-    for one in slurm.jobs.values():
-        if one.state == "PENDING" and one.job_id not in world.changed:
-            assert one.requests == {"TresPerJob": ASK["TresPerJob"]}
-            assert one.reason != "BadConstraints"
-            assert one.priority > 0 or one.reason == "JobHeldUser"
-    untouched = {number for number, kind in enumerate(kinds, 1) if kind != "in"}
-    assert not untouched & {number for number, _ in slurm.sent}
-
-
-def held(kind: str) -> dict[str, Any]:
-    return {"reason": "JobHeldUser", "priority": 0} if kind == "held" else {}
-
-
-@pytest.mark.parametrize("is_limited", [False, True])
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"comment": "almanac:same"},
-        {"priority": 0, "reason": "JobHeldUser"},
-        {"partition": "other"},
-        {"requests": {"TresPerJob": "gres/gpu:2g.20gb:1"}},
-        {"more": {"features": "ib"}},
-        {"more": {"admin_comment": "leave it"}},
-        {"submit_s": 7, "user": "bob"},
-        {"state": "RUNNING"},
-    ],
-)
-def test_no_order_follows_a_change_of_the_job(tmp_path: Path, change: dict[str, Any], is_limited: bool) -> None:
-    """Whatever look of a run the change comes before. With a limit on the larger type, the job is healed, too."""
-    for look in range(1, 9):
-        (folder := tmp_path / str(look)).mkdir()
-        site = Site(FakeSlurm({1: job()}, full_and_idle(), is_scheduling=is_limited), folder)
-        slurm, after, looks = site.slurm, list[str](), 0
-        slurm.limits = {LARGE} if is_limited else set()
-        state = read_state(slurm, slurm, "lab")
-        made = plan_raises(state, {}, APPLY, int(slurm.clock()))
-
-        def before(command: str, slurm: FakeSlurm = slurm, after: list[str] = after, look: int = look) -> None:
-            nonlocal looks
-            if not command.startswith("squeue"):
-                after.append(command)
-                return
-            looks += 1
-            if looks == look:
-                after.clear()
-                slurm.jobs[1] = replace(slurm.jobs[1], **change)
-                slurm.is_scheduling = False
-
-        slurm.before = before
-        RaiseActor(slurm, site.log, "lab", slurm.clock, slurm.sleep, 3.0).apply(made)
-        if looks < look:
-            break
-        # A look decides anew whether a raised job needs its own type back: that undoes nothing of its owner's.
-        assert all(line == f"update jobid=1 {ASK_LINE}" for line in after) if look > 1 else after == []
-        assert {name: getattr(slurm.jobs[1], name) for name in change if name != "requests" or look == 1} == {
-            name: value for name, value in change.items() if name != "requests" or look == 1
-        }
-    assert looks >= 2 or look > 1
+    _, state = planned(listed, places)
+    monkeypatch.setattr("slurm_hooks.mig.raise_plan.JOBS_PER_RUN", 1000)
+    made = plan_raises(state, ChangeHistory(), MigRaise(mode="apply"), NOW_S)
+    assert len(made.changes) > 900

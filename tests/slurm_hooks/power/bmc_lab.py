@@ -1,4 +1,4 @@
-"""What the tests of the power programs work with: a BMC file, a stand-in for scontrol, and emulators of BMCs."""
+"""Tools of the tests of the power programs: a BMC file, a stand-in for scontrol, and emulators of BMCs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PowerLab:
         return path
 
     def states(self, states: Mapping[str, str]) -> None:
-        """What Slurm says of each node."""
+        """Set Slurm's state of each node."""
         lines = (f"NodeName={node} Arch=x86_64 OS=Linux State={state} Reason=x\n" for node, state in states.items())
         new = self.folder / "nodes.new"
         new.write_text("".join(lines))
@@ -136,7 +136,7 @@ class Bmcs:
 
     @property
     def told(self) -> list[str]:
-        """What the nodes were told, such as "off n1"."""
+        """Orders to the nodes, such as "off n1"."""
         path = self.lab.folder / "told"
         return sorted(path.read_text().splitlines()) if path.exists() else []
 

@@ -7,30 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from advisor.demand.model import PowerDecision, Spent
-from almanac.config import NodeSet
+from watched import Watched
+
+from advisor.power.model import PowerDecision, Spent
+from almanac.config import Config, NodeSet, Power
 from almanac.errors import CommandError
 from almanac.records import Counts
+from slurm.backend import NodeState, Reservation
+from slurm.commands import Settings, parse_settings
+from slurm.hostlist import expand
+from slurm.node_sets import LiveDemand
+from slurm.nodes import SlurmNode
+from slurm.queued_job import QueuedJob
+from slurm_hooks.nodes.engine import NodeEngine, NodeFolder
+from slurm_hooks.power.nodes import PowerState
+from slurm_hooks.power.planning import PowerPlanner
+from slurm_hooks.power.run import PowerRun, SetOutcome
 from slurm_hooks.power.settings import parse_exceptions
-from telemetry.slurm.backend import Node, NodeState, PendingJob, Reservation
-from telemetry.slurm.hostlist import expand
-from telemetry.slurm.node_sets import LiveDemand
 
 START_S = 1_800_000_000
 GOES_DOWN_S, BOOTS_S, RESUME_TIMEOUT_S = 30, 60, 300
 
 
-class Killed(BaseException):
-    """SIGKILL: nothing catches it."""
+WORDS = {
+    "power_down_asap": ("power down", "power down again"), "power_up": ("wake", "wake again"),
+    "drain": ("quarantine",), "resume": ("resume",),
+}  # fmt: skip
 
 
 @dataclass
-class FakeSlurm:
-    """names: its nodes. dead: never boot. refuses: raises CommandError from this call on. kill_at: raises Killed at so
-    many calls from now. is_strict: an order to power down a node that is not idle and free is an error of the test.
-    """
+class FakeSlurm(Watched):
+    """names: its nodes. dead: never boot. is_away: slurmctld does not answer. Each call is a point to be killed at."""
 
     names: Sequence[str]
     now_s: int = START_S
@@ -38,7 +48,7 @@ class FakeSlurm:
     release: str = "22.05.8"
     exceptions: str = ""
     in_file: str = ""
-    nodes_: dict[str, Node] = field(default_factory=dict)
+    nodes_: dict[str, SlurmNode] = field(default_factory=dict)
     changed_s: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     forgotten: set[str] = field(default_factory=set)
@@ -46,14 +56,13 @@ class FakeSlurm:
     is_away: bool = False
     has_hold: bool = False
     has_accounting: bool = True
-    kill_at: int | None = None
     orders: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     told_exceptions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.in_file = self.exceptions
         for name in self.names:
-            self.nodes_[name] = Node(
+            self.nodes_[name] = SlurmNode(
                 name, frozenset({"IDLE"}), ("gpu",), "gpu:a100:4", ("all",), last_busy_s=self.now_s - 86_400,
                 boot_s=self.now_s - 10 * 86_400,
             )  # fmt: skip
@@ -134,32 +143,33 @@ class FakeSlurm:
     def _call(self) -> None:
         if self.is_away:
             raise CommandError("Unable to contact slurm controller", "check that slurmctld answers")
-        if self.kill_at is not None:
-            self.kill_at -= 1
-            if self.kill_at < 0:
-                raise Killed
+        self.point()
 
     def cluster(self) -> str:
         return "lab"
 
-    def configuration(self) -> str:
+    def _look(self) -> None:
         self._call()
-        return (
+        self.look()
+
+    def settings(self) -> Settings:
+        self._look()
+        return parse_settings(
             f"SLURM_VERSION = {self.release}\nSuspendTime = {self.suspend_time_s} sec\nSuspendTimeout = 30 sec\n"
             f"ResumeTimeout = {RESUME_TIMEOUT_S} sec\nSuspendProgram = /x\nResumeProgram = /y\n"
             f"SuspendExcNodes = {self.exceptions or '(null)'}\nSuspendExcParts = (null)\n"
         )
 
-    def nodes(self, names: Collection[str] = ()) -> list[Node]:
-        self._call()
+    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
+        self._look()
         return [self.nodes_[name] for name in sorted(self.nodes_)]
 
-    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[PendingJob]:
-        self._call()
+    def pending(self, counts: Counts, job_ids: Collection[int] = ()) -> list[QueuedJob]:
+        self._look()
         return []
 
     def reservations(self) -> list[Reservation]:
-        self._call()
+        self._look()
         return list(self.reserved)
 
     def require_accounting(self) -> None:
@@ -167,7 +177,7 @@ class FakeSlurm:
             raise CommandError("sacctmgr ended with 1", "check slurmdbd")
 
     def suspend_exceptions(self) -> str:
-        self._call()
+        self._look()
         return self.exceptions
 
     def set_suspend_exceptions(self, value: str) -> list[str]:
@@ -178,6 +188,7 @@ class FakeSlurm:
 
     def set_node_state(self, names: Sequence[str], state: NodeState, reason: str = "") -> list[str]:
         self._call()
+        self.ordered(names, *WORDS[state])
         self.orders.append((state, tuple(names)))
         for name in names:
             self._order(name, state, reason)
@@ -210,7 +221,7 @@ class Wanted:
     seen: list[tuple[int, Spent]] = field(default_factory=list)
     forecast: dict[tuple[int, float], float] = field(default_factory=dict)
 
-    def run_times_s(self, pending: Sequence[PendingJob], now_s: int) -> Mapping[int, float]:
+    def run_times_s(self, pending: Sequence[QueuedJob], now_s: int) -> Mapping[int, float]:
         return {job.job_id: 3600.0 for job in pending}
 
     def note(self, node_set: NodeSet, demand: LiveDemand, now_s: int) -> None:
@@ -219,3 +230,33 @@ class Wanted:
     def decide(self, node_set: NodeSet, names: Sequence[str], powered: int, spent: Spent, now_s: int) -> PowerDecision:
         self.seen.append((powered, spent))
         return PowerDecision(self.target, "the test says so", self.forecast)
+
+
+@dataclass
+class PowerSite:
+    """Power control of a Slurm in memory: one run after another, as the timer makes them."""
+
+    slurm: FakeSlurm
+    root: Path
+    source: Wanted = field(default_factory=Wanted)
+    config: Config = field(
+        default_factory=lambda: Config(power=Power(mode="apply"), node_sets=(NodeSet(name="gpu", nodes="n[1-8]"),))
+    )
+
+    def __post_init__(self) -> None:
+        self.folder = NodeFolder(self.root, PowerState)
+        self.slurm.record = self.folder.log
+
+    @property
+    def planner(self) -> PowerPlanner:
+        engine = NodeEngine(self.folder, self.slurm, "lab", lambda: self.slurm.now_s)  # type: ignore[arg-type]
+        return PowerPlanner(engine, self.config, self.source)
+
+    def run(self, target: int | None = None) -> SetOutcome:
+        self.source.target = target
+        with self.folder.lock():
+            [outcome] = PowerRun(self.planner).apply(self.planner.plan())
+        return outcome
+
+    def power(self, **values: Any) -> None:
+        self.config = replace(self.config, power=replace(self.config.power, **values))

@@ -6,7 +6,6 @@ The stand-in itself raises AssertionError where a node that is not idle and free
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections import Counter
 from dataclasses import replace
@@ -14,25 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, Wanted
+from fake_slurm import FakeSlurm, PowerSite
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
+from watched import KilledError
 
-from advisor.decisions.power_nodes import NodeFlag, PowerLimits
+from advisor.power.decide import NodeFlag, NodePlan, PowerLimits
 from almanac.config import Config, NodeSet, Power
 from almanac.errors import CommandError
-from slurm_hooks.power.bmc_guard import parse_states, why_not_on
-from slurm_hooks.power.folder import PowerFolder
-from slurm_hooks.power.memory import NodeSetState, NodeState, PowerState, load, save
-from slurm_hooks.power.nodes import REASON, Surroundings, flags_of, power_nodes
-from slurm_hooks.power.plan import NodeSelection, Rules, failures_of, kept_on, select
-from slurm_hooks.power.planning import Planner
+from slurm.backend import Reservation
+from slurm.nodes import SlurmNode, nodes_of, parse_states
+from slurm.states import is_in_service
+from slurm_hooks.power.bmc_switch import why_not_on
+from slurm_hooks.power.nodes import (
+    REASON,
+    NodeState,
+    PowerState,
+    PowerSurroundings,
+    failures_of,
+    flags_of,
+    kept_on,
+    power_nodes,
+    select,
+)
 from slurm_hooks.power.run import PowerRun
-from telemetry.slurm.backend import Node, Reservation
-from telemetry.slurm.node_states import is_in_service
-from telemetry.slurm.queue_json import nodes_of
 
 NAMES = tuple(f"n{number}" for number in range(1, 7))
 POWERED_OFF = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN"}
@@ -54,29 +60,25 @@ class PowerMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         more: dict[str, Any] = {"suspend_time_s": 600, "release": "26.05.5"} if self.by_count else {}
-        self.slurm = FakeSlurm(NAMES, exceptions=NAMES[-1], **more)
-        self.folder = PowerFolder(Path(self._folder.name) / "power")
-        self.source = Wanted()
         power = Power(mode="apply", cooldown_s=COOLDOWN_S, cycles_per_day=CYCLES, nodes_per_run=3)
-        self.config = Config(power=power, node_sets=(NodeSet(name="gpu", nodes="n[1-6]", warm_minimum=WARM),))
+        config = Config(power=power, node_sets=(NodeSet(name="gpu", nodes="n[1-6]", warm_minimum=WARM),))
+        self.slurm = FakeSlurm(NAMES, exceptions=NAMES[-1], **more)
+        self.site = PowerSite(self.slurm, Path(self._folder.name) / "power", config=config)
+        self.folder, self.source = self.site.folder, self.site.source
 
     def teardown(self) -> None:
         self._folder.cleanup()
-
-    @property
-    def planner(self) -> Planner:
-        return Planner(self.slurm, self.config, self.folder, "lab", self.source, lambda: self.slurm.now_s)  # type: ignore[arg-type]
 
     @rule(wanted=st.one_of(st.none(), st.integers(0, 8)), kill_at=st.one_of(st.none(), st.integers(0, 14)))
     def almanac_runs(self, wanted: int | None, kill_at: int | None) -> None:
         self.source.target = wanted
         before, told = len(self.slurm.orders), len(self.slurm.told_exceptions)
         idle = {name for name, node in self.slurm.nodes_.items() if node.states == {"IDLE"}}
-        self.slurm.kill_at = kill_at
-        with contextlib.suppress(Killed, CommandError), self.folder.lock():
-            run = PowerRun(self.planner)
+        self.slurm.kill_after(kill_at)
+        with contextlib.suppress(KilledError, CommandError), self.folder.lock():
+            run = PowerRun(self.site.planner)
             run.note_demand()
-            run.apply(self.planner.plan())
+            run.apply(run.planner.plan())
         self.slurm.kill_at = None
         assert all(each.queued_node_min is not None for each in self.source.noted), "run times are told of"
         downs = [name for what, names in self.slurm.orders[before:] if what == "power_down_asap" for name in names]
@@ -192,7 +194,7 @@ STATES = (
 )  # fmt: skip
 IDLE = ({"IDLE"}, {"IDLE", "POWER_UP"})
 any_node = st.builds(
-    Node,
+    SlurmNode,
     name=st.just("n"),
     states=st.frozensets(st.sampled_from(STATES), min_size=1, max_size=4),
     reason=st.sampled_from(["", "almanac: power saving", "bob", "ResumeTimeout reached"]),
@@ -205,14 +207,14 @@ any_node = st.builds(
 @given(st.lists(any_node, max_size=12), st.one_of(st.none(), st.integers(0, 15)), st.integers(0, 3))
 @examples(20)
 def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
-    found: list[Node], target: int | None, warm: int
+    found: list[SlurmNode], target: int | None, warm: int
 ) -> None:
     nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
     memory = {"n0": NodeState((9000, 19_000), 19_000, is_ours=True), "n1": NodeState(is_ours=True)}
-    around = Surroundings(frozenset({"n2"}), frozenset({"n3"}), memory)
+    around = PowerSurroundings(frozenset({"n2"}), frozenset({"n3"}), memory)
     power = power_nodes(tuple(nodes), nodes, around, 20_000)
-    rules = Rules(PowerLimits(warm, 2, 1800), nodes_per_run=4)
-    chosen = select(power, target, 0, rules, 20_000)
+    limits = PowerLimits(warm, 2, 1800, nodes_per_run=4)
+    chosen = select(power, target, 0, limits, 20_000)
     for name in chosen.power_down:
         node = nodes[name]
         assert node.states in IDLE
@@ -228,24 +230,24 @@ def test_only_idle_nodes_power_down_and_only_own_sleepers_wake(
     assert len(chosen.power_down) <= 4
     if chosen.power_down:
         assert sum(node.states in IDLE for node in nodes.values()) - len(chosen.power_down) >= warm
-    assert chosen == select(list(reversed(power)), target, 0, rules, 20_000), "deterministic"
+    assert chosen == select(list(reversed(power)), target, 0, limits, 20_000), "deterministic"
 
 
 @given(st.lists(any_node, max_size=12), st.integers(0, 15))
 @examples(5)
-def test_the_count_lets_slurm_pick_only_nodes_that_could_go_by_name(found: list[Node], target: int) -> None:
+def test_the_count_lets_slurm_pick_only_nodes_that_could_go_by_name(found: list[SlurmNode], target: int) -> None:
     nodes = {f"n{place}": replace(node, name=f"n{place}") for place, node in enumerate(found)}
-    power = power_nodes(tuple(nodes), nodes, Surroundings(takes_any=True), 20_000)
-    rules = Rules(PowerLimits(1, 2, 1800))
-    chosen = select(power, target, 0, rules, 20_000)
-    kept = kept_on(power, chosen, rules.limits, 20_000)
+    power = power_nodes(tuple(nodes), nodes, PowerSurroundings(takes_any=True), 20_000)
+    limits = PowerLimits(1, 2, 1800)
+    chosen = select(power, target, 0, limits, 20_000)
+    kept = kept_on(power, chosen, limits, 20_000)
     assert set(kept.always) | set(kept.counted) == set(nodes)
     assert not set(kept.always) & set(kept.counted)
     flags = {each.name: each.flags for each in power}
     up = sum(not flags[name] & NodeFlag.ASLEEP for name in kept.counted)
     assert up - kept.count + len(chosen.wake) == len(chosen.power_down)
     idle = {name for name in kept.counted if nodes[name].states == {"IDLE"}}
-    everything = select(power, 0, 0, Rules(PowerLimits(0, 2, 1800), nodes_per_run=100), 20_000)
+    everything = select(power, 0, 0, PowerLimits(0, 2, 1800, nodes_per_run=100), 20_000)
     assert idle <= set(everything.power_down)
 
 
@@ -274,7 +276,7 @@ def test_a_request_to_power_down_beside_its_fulfillment_is_done(request_flags: t
     record = {"state": ["IDLE", "CLOUD", "POWERED_DOWN", *request_flags], "reason": REASON, "partitions": ["gpu"]}
     nodes = {node.name: node for node in nodes_of([{"name": f"n{number}", **record} for number in range(4)])}
     limits = PowerLimits(warm_minimum=0, cycles_per_day=4, cooldown_s=0)
-    chosen = select(power_nodes([*nodes], nodes, Surroundings(), 0), 2, 0, Rules(limits), 0)
+    chosen = select(power_nodes([*nodes], nodes, PowerSurroundings(), 0), 2, 0, limits, 0)
     assert (chosen.wake, chosen.short) == ((("n0", "n1"), 0) if wakes else ((), 2))
     shown = "+".join(record["state"])
     assert (why_not_on(parse_states(f"NodeName=n0 Arch=x State={shown} X=1")["n0"]) == "") is (
@@ -288,34 +290,8 @@ def test_a_stale_request_to_power_up_keeps_no_node_out_of_service() -> None:
     assert not is_in_service(nodes_of([{"name": "n1", "state": ["IDLE", "POWER_UP", "POWERED_DOWN"]}])[0].states)
 
 
-times = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
-memories = st.builds(
-    PowerState,
-    cluster=st.just("lab"),
-    since_s=st.integers(0, 2**40),
-    run_s=st.integers(0, 2**40),
-    nodes=st.dictionaries(
-        st.text(max_size=5),
-        st.builds(NodeState, times, st.one_of(st.none(), st.integers(0, 9)), st.booleans(), st.integers(0, 9)),
-        max_size=3,
-    ),
-    sets=st.dictionaries(st.text(max_size=5), st.builds(NodeSetState, times, times), max_size=2),
-    exceptions=st.one_of(st.none(), st.text(max_size=9)),
-    told=st.lists(st.text(max_size=5), max_size=2).map(tuple),
-)
-
-
-@given(memories)
-def test_what_is_remembered_is_read_back(memory: PowerState) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "power/state.json"
-        save(path, memory)
-        assert load(path, "lab") == memory
-        assert json.loads(path.read_text())["version"] == 1
-
-
 def test_a_selection_of_nothing_is_empty() -> None:
-    assert select([], 5, 0, Rules(PowerLimits()), 0) == NodeSelection(short=5)
+    assert select([], 5, 0, PowerLimits(), 0) == NodePlan(short=5)
 
 
 @pytest.mark.parametrize(
@@ -331,5 +307,5 @@ def test_a_selection_of_nothing_is_empty() -> None:
 )
 def test_a_drain_that_is_left_of_our_power_down_is_taken_off(states: set[str], reason: str, is_resumed: bool) -> None:
     """slurmctld restarted before it saved the rest; whether almanac remembers the order does not matter."""
-    node = Node("n1", frozenset(states), reason=reason)
+    node = SlurmNode("n1", frozenset(states), reason=reason)
     assert failures_of(["n1"], {"n1": node}, PowerState()).back == (("n1",) if is_resumed else ())

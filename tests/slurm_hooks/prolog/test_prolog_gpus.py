@@ -124,7 +124,7 @@ def test_folders_that_cannot_be_written_do_not_fail_the_job(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("folder", ["jobs", "gpus"])
 def test_nothing_that_was_planted_is_written_through(tmp_path: Path, folder: str) -> None:
-    """Where the site has opened a folder to others: links under every name that can be guessed."""
+    """A site opened a folder to others: links under every name that can be guessed."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     (tmp_path / folder).mkdir()
@@ -230,17 +230,6 @@ def test_where_nvidia_smi_hangs_it_is_not_started_for_the_next_job(tmp_path: Pat
     (tmp_path / "go").touch()
     until(lambda: not (tmp_path / "run/mig.lock").exists())
     assert (tmp_path / "asked").read_text() == "x\nx\n"  # -L and -q -x, of one run
-
-
-def test_jobs_that_start_while_the_map_is_written_get_their_instances_too(tmp_path: Path) -> None:
-    smi = nvidia_smi(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
-    for job in ("1", "2"):
-        run(tmp_path, SLURM_JOB_ID=job, CUDA_VISIBLE_DEVICES="MIG-0001", **smi)
-    until((tmp_path / "run/mig.lock").exists)
-    (tmp_path / "go").touch()
-    for job in ("1", "2"):
-        [record] = (tmp_path / "gpus").glob(f"perl.{job}.*")
-        until(lambda record=record: "mig=MIG-0001 GPU-aaaa 7" in record.read_text())
 
 
 def test_without_nvidia_smi_the_record_has_the_uuid_only(tmp_path: Path) -> None:

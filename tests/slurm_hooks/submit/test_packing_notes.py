@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import subprocess
 import sys
@@ -14,12 +13,13 @@ from typing import Any
 
 import pexpect
 import pytest
+from advice_lines import shown
 
-from almanac.records import Request
+from almanac.records import JobRequest
 from almanac.submit_config import Tier
-from slurm_hooks.advice.packing_file import MAX_BYTES, PackingFile, PackingRow, render_packing, usable_packing
-from slurm_hooks.submit.packing_note import find_note, is_sweep, note, noted, was_noted
-from tests.slurm_hooks.lua_runner import INTERPRETERS, LUA_DIR, Lua, literal
+from slurm_hooks.advice.kinds import PACKING, PackingFile, PackingRow
+from slurm_hooks.submit.late_proposals import find_note, is_sweep, note, noted, was_noted
+from tests.slurm_hooks.lua_runner import INTERPRETERS, LUA_DIR, literal, prompt_program
 
 NOW_S = 1_795_256_100
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ TEXT = (
     "Use: --array=A-B:2 and almanac-pack -- CMD {}"
 )
 ROW = PackingRow("train-#", 1, 30_000, TEXT)
-FILE = PackingFile(NOW_S + 10, {("train-#", 1): ROW})
+FILE = PackingFile(NOW_S, NOW_S + 10, (ROW,))
 TIERS = (
     Tier("hbm24g", 24_576, constraint="hbm24g"),
     Tier("hbm80g", 81_920, constraint="hbm80g"),
@@ -36,10 +36,10 @@ TIERS = (
 )
 
 
-def request(**other: Any) -> Request:
+def request(**other: Any) -> JobRequest:
     """For one GPU of the large tier, unless `other` says otherwise."""
     fields: dict[str, Any] = {"gpu_count": 1, "is_array": True, "constraints": "hbm80g"} | other
-    return Request("alice", fields.pop("job_name", "train-7"), **fields)
+    return JobRequest("alice", fields.pop("job_name", "train-7"), **fields)
 
 
 def test_a_sweep_is_told_how_to_share_a_gpu_in_lines_of_80_columns() -> None:
@@ -87,20 +87,20 @@ def test_one_task_a_chain_and_what_cannot_have_a_step_are_no_sweep(array: str, i
         request(gpu_type="a100_1g.5gb"),
     ],
 )
-def test_a_job_that_sharing_does_not_fit_is_told_nothing(asked: Request) -> None:
+def test_a_job_that_sharing_does_not_fit_is_told_nothing(asked: JobRequest) -> None:
     assert find_note(asked, "0-9", "", TIERS, FILE) is None
 
 
 def test_a_job_that_names_no_tier_is_told_where_every_whole_gpu_holds_two() -> None:
     small = replace(ROW, need_mib=24_576)  # more than the slice, which no job gets without asking
-    file = PackingFile(NOW_S + 10, {("train-#", 1): small})
+    file = PackingFile(NOW_S, NOW_S + 10, (small,))
     for asked in (request(constraints=""), request(constraints="hbm24g|hbm80g"), request(constraints="hbm24g")):
         assert find_note(asked, "0-9", "", TIERS, file) == small
     assert find_note(request(constraints=""), "0-9", "", (), file) == small  # a site without tiers
 
 
 def test_a_gpu_type_is_told_only_beside_a_tier() -> None:
-    small = PackingFile(NOW_S + 10, {("train-#", 1): replace(ROW, need_mib=1)})
+    small = PackingFile(NOW_S, NOW_S + 10, (replace(ROW, need_mib=1),))
     for kind in ("k80", "1g.10gb", "a100_1g.5gb"):
         for tiers in (TIERS, ()):
             asked = request(gpu_type=kind, gres=f"gpu:{kind}:1", constraints="")
@@ -112,7 +112,7 @@ def test_a_gpu_type_is_told_only_beside_a_tier() -> None:
 
 def test_a_job_that_packs_already_is_told_nothing() -> None:
     assert find_note(request(), "0-9", "#!/bin/sh\nsrun almanac-pack -n 2 -- ./a {}\n", TIERS, FILE) is None
-    own = PackingFile(NOW_S + 10, {("almanac-pack", 1): PackingRow("almanac-pack", 1, 1, TEXT)})
+    own = PackingFile(NOW_S, NOW_S + 10, (PackingRow("almanac-pack", 1, 1, TEXT),))
     assert find_note(request(job_name="almanac-pack"), "0-9", "", TIERS, own) is None
 
 
@@ -125,121 +125,14 @@ def test_a_note_is_not_repeated_for_a_day() -> None:
     assert not was_noted(None, NOW_S)
 
 
-def good_and_bad() -> tuple[bytes, list[bytes]]:
-    good = render_packing(NOW_S + 10, [ROW, PackingRow("eval", 1, 5, "x")])
-    bad = [
-        good[:-1], good + b"P\n", good.replace(b"packing\t1", b"packing\t2"), good.replace(b"end\t2", b"end\t3"),
-        good.replace(b"\t30000\t", b"\t-1\t"), good.replace(b"train-#", b"train #"), b"", b"\xff\n", b"end\t0\n",
-        good.replace(b"Pack two", b"Pack\x1b[2Jtwo"), good.replace(b"Pack two", b"Pack\ttwo"),
-        good.replace(b"\t1\t30000", b"\t0\t30000"), good.replace(b"(9 runs)", b"(" + b"9" * 400), good + good,
-        good + b" " * MAX_BYTES + b"\n",
-    ]  # fmt: skip
-    assert all(each != good for each in bad)
-    return good, bad
-
-
-def test_a_file_comes_back_and_breaks_on_anything_else(tmp_path: Any) -> None:
-    path = tmp_path / "packing"
-    good, bad = good_and_bad()
-    path.write_bytes(good)
-    file = usable_packing(str(path), NOW_S)
-    assert file is not None
-    assert file.rows["train-#", 1] == ROW
-    assert usable_packing(str(path), NOW_S + 10) is None
-    for each in bad:
-        path.write_bytes(each)
-        assert usable_packing(str(path), NOW_S) is None, each
-    path.unlink()
-    assert usable_packing(str(path), NOW_S) is None
-
-
-def test_hostile_rows_are_left_out_and_many_families_are_cut(tmp_path: Any) -> None:
-    hostile = [
-        PackingRow("a\nend\t0", 1, 1, "x"), PackingRow("b", 1, 1, "x\n\x1b[31m"), PackingRow("ü", 1, 1, "x"),
-        PackingRow("x" * 65, 1, 1, "x"), PackingRow("n", 1, -5, "x"), PackingRow("t", 1, 1, ""),
-    ]  # fmt: skip
-    assert render_packing(NOW_S, hostile).endswith(b"\nend\t0\n")
-    many = render_packing(NOW_S + 10, [PackingRow(f"k{number}", 1, 1, TEXT) for number in range(5000)])
-    assert len(many) <= MAX_BYTES
-    path = tmp_path / "packing"
-    path.write_bytes(many)
-    file = usable_packing(str(path), NOW_S)
-    assert file is not None
+def test_hostile_rows_are_left_out_and_many_families_are_cut() -> None:
+    hostile = [PackingRow("a\nend\t0", 1, 1, "x"), PackingRow("b", 1, 1, "x\x1b[31m"), PackingRow("ü", 1, 1, "x")]
+    many = [PackingRow(f"k{number}", 1, 1, TEXT) for number in range(5000)]
+    file = PackingFile(NOW_S, NOW_S + 10, PACKING.fitting([*hostile, *many]))
+    assert PACKING.parse(PACKING.render(file)).value == file
     assert 300 < len(file.rows) < 5000
-    assert ("k0", 1) in file.rows
-
-
-GPU_TYPES = (
-    "1g.10gb", "2g.20gb", "a100", "k80", "nvidia_a100_1g.10gb", "a100_1g.5gb", "1C.3G.20GB", "8g.5gb", "1gx10gb", "%d",
-    "h1g.gb",
-)  # fmt: skip
-ARRAYS = (
-    "0-9", "1,2", "3", "0-4%1", "0-4%11", "5-5", "0-0", "9-1", "10-9", "0-9%01", "0-9%0", "0-9:1", "0-9:2", "0-9:1%2",
-    "0-9:1%1", "0-4%", "0-9%2%2", "0-9,3", "-", "%1", "", "0-9\n", " 0-9", "0-" + "9" * 9, "0-" + "9" * 10,
-    "0-9%" + "9" * 400,
-)  # fmt: skip
-
-
-def random_case(rng: random.Random) -> tuple[Request, str, PackingFile]:
-    gpu_type = rng.choice(("", "", rng.choice(GPU_TYPES)))
-    asked = request(
-        gpu_count=rng.choice((1, 1, 1, 2)), may_use_more=rng.random() < 0.1, gpu_type=gpu_type,
-        gres=f"gpu:{gpu_type}:1" if gpu_type else "",
-        constraints=rng.choice(("", "hbm24g", "hbm80g", "ib&hbm80g", "x", "hbm24g|hbm80g")),
-    )  # fmt: skip
-    need_mib = rng.choice((1, 24_576, 24_577, 81_920, 81_921, 90_000))
-    key = rng.choice(("train-#", "train-#", "train", "other"))
-    return (
-        asked,
-        rng.choice(("0-9", rng.choice(ARRAYS))),
-        PackingFile(NOW_S + rng.choice((0, 1, 9)), {(key, 1): PackingRow(key, 1, need_mib, TEXT)}),
-    )
-
-
-@pytest.mark.parametrize("interpreter", INTERPRETERS)
-def test_lua_says_the_same(interpreter: str) -> None:
-    rng = random.Random(22)
-    cases = [random_case(rng) for _ in range(3000)]
-    code = [
-        'local packing, proposal = dofile(dir .. "packing.lua"), dofile(dir .. "proposal.lua")',
-        f"local tiers_of = {literal([_lua_tier(each) for each in TIERS])}",
-        "local function say(request, array, text)",
-        f"  local row = packing.parse(text, {NOW_S}, 'train-#', 1)",
-        "  local is_told = row and packing.is_sweep(array) and packing.fits(tiers, request, tiers_of, row)",
-        "  all(is_told and row.need or nil, is_told and proposal.note(row.text) or nil)",
-        "end",
-    ]
-    expected = []
-    for asked, array, file in cases:
-        content = render_packing(file.expires_s, file.rows.values())
-        told = {
-            "constraints": asked.constraints, "gres": asked.gres, "partition": "", "gpu_count": asked.gpu_count,
-            "gpu_type": asked.gpu_type, "may_use_more": asked.may_use_more, "gpu_options": [],
-        }  # fmt: skip
-        code.append(f"say({literal(told)}, {literal(array)}, {literal(content)})")
-        row = find_note(asked, array, "", TIERS, file) if file.expires_s > NOW_S else None
-        expected.append([row.need_mib, note(row)] if row else [None, None])
-    actual = Lua(interpreter).run("\n".join(code))
-    for case, one, other in zip(cases, actual, expected, strict=True):
-        assert one == other, case
-    assert 100 < sum(row[0] is not None for row in expected) < 2000
-
-
-def _lua_tier(tier: Tier) -> dict[str, Any]:
-    slices = {"compute_slices": tier.compute_slices} if tier.is_slice else {}
-    plain = {"name": tier.name, "capacity_mib": tier.capacity_mib, "kind": tier.kind}
-    return {**plain, tier.kind: getattr(tier, tier.kind), **slices}
-
-
-@pytest.mark.parametrize("interpreter", INTERPRETERS)
-def test_lua_refuses_the_same_files(interpreter: str) -> None:
-    good, bad = good_and_bad()
-    code = ['local packing = dofile(dir .. "packing.lua")']
-    code += [f"all(packing.parse({literal(each)}, {NOW_S}, 'train-#', 1) ~= nil)" for each in (good, *bad)]
-    code.append(f"all(packing.parse({literal(good)}, {NOW_S + 10}, 'train-#', 1) ~= nil)")
-    code.append(f"all(packing.parse({literal(good)}, {NOW_S}, 'train-#', 2) ~= nil)")
-    found = [row[0] for row in Lua(interpreter).run("\n".join(code))]
-    assert found == [True, *[False] * (len(bad) + 2)]
+    assert file.of_family("k0", 1) == many[0]
+    assert file.of_family("k0", 2) is None
 
 
 NOW_TEXT = "almanac: Pack two on one GPU: each likely 0.80 to 0.95 of its speed"
@@ -267,12 +160,9 @@ class Submitter:
         self.own.mkdir(parents=True)
         now_s = int(time.time())
         lines = [*ADVICE[:2], f"written\t{now_s}", f"expires\t{now_s + 3600}", *ADVICE[2:]]
-        (self.own / "advice").write_text("\n".join(lines))
-        (self.own / "packing").write_bytes(
-            render_packing(
-                now_s + 3600, [ROW, PackingRow("tuned-#", 1, 5, TEXT), PackingRow("almanac-pack", 1, 5, TEXT)]
-            )
-        )
+        (self.own / "advice.json").write_bytes(shown("\n".join(lines)))
+        rows = (ROW, PackingRow("tuned-#", 1, 5, TEXT), PackingRow("almanac-pack", 1, 5, TEXT))
+        (self.own / "packing").write_bytes(PACKING.render(PackingFile(now_s, now_s + 3600, rows)))
         self.script = folder / "train-7"
         self.script.write_text("#!/bin/sh\npython train.py\n")
 
@@ -299,7 +189,7 @@ class Submitter:
         options: dict[str, Any] = {name: value for name, _, value in named} | {"type": "sbatch", "argv": [argv[-1]]}
         if "quiet" in options:
             options["quiet"] = "1"
-        dirs = {"advice": str(self.folder / "advice")}
+        dirs = {"advice": str(self.folder / "advice"), "prompt": str(prompt_program(self.folder))}
         code = f"""
 local options = {literal(options)}
 dofile({literal(f"{LUA_DIR}/cli_filter.lua")}).pre_submit(options, 0, {literal(dirs)})
@@ -332,6 +222,7 @@ def test_a_note_is_shown_once_a_day_and_changes_nothing(submitter: Submitter) ->
     assert NOW_TEXT in submitter.say(*SWEEP)
 
 
+@pytest.mark.parametrize("submitter", ["python", INTERPRETERS[0]], indirect=True)
 @pytest.mark.parametrize(
     ("options", "mode"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_hooks.reader_rights import ACL, acl_for, acl_on
+from slurm_hooks.root_files import acl_for, acl_on
 
 SCRIPT = Path(__file__).parents[3] / "slurm_hooks" / "system" / "copy" / "almanac-copy.sh"
 IS_ROOT = os.getuid() == 0
@@ -98,53 +98,6 @@ def test_each_file_is_roots_and_nobody_elses_eyes_get_to_it(hosts: Hosts) -> Non
     assert stat.S_IMODE((hosts.here / ".copy").stat().st_mode) == 0o700
     assert not IS_ROOT or acl_on(str(hosts.here / "user/2001/advice")) == acl_for(ALICE)
     assert hosts.copy().returncode == 0
-
-
-@pytest.mark.skipif(not IS_ROOT, reason="gives a file away")
-def test_files_that_came_back_with_other_rights_are_mended(hosts: Hosts) -> None:
-    """An older release copied them as their users' own."""
-    assert hosts.copy().returncode == 0
-    path = hosts.here / "user/2001/advice"
-    os.removexattr(path, ACL)
-    os.chown(path, ALICE, ALICE)
-    assert hosts.copy().returncode == 0
-    assert hosts.copied()["user/2001/advice"][:2] == ("0o440", 0)
-    assert acl_on(str(path)) == acl_for(ALICE)
-
-
-def test_a_new_file_replaces_the_old_one_whole_and_what_is_gone_there_goes_here(hosts: Hosts) -> None:
-    assert hosts.copy().returncode == 0
-    old = (hosts.here / "user/2001/advice").open("rb")
-    hosts.give("user/2001/advice", b"newer advice, longer", 0o400, ALICE)
-    shutil.rmtree(hosts.source / "user/2001/reports")
-    (hosts.source / "sched/.tmp-half").write_bytes(b"half")
-    assert hosts.copy().returncode == 0
-    with old:
-        assert old.read() == b"advice of alice", "a reader of the old file is not disturbed"
-    assert (hosts.here / "user/2001/advice").read_bytes() == b"newer advice, longer"
-    assert not (hosts.here / "user/2001/reports").exists()
-    assert [path.name for path in (hosts.here / "sched").iterdir()] == ["2001"]
-
-
-def test_what_a_user_can_do_to_their_own_file_does_no_harm_here(hosts: Hosts) -> None:
-    """Their file is theirs: they can open it, write into it, and give it any mode. Anything else needs root."""
-    hosts.give("user/2001/advice", b"#!/bin/sh", 0o6777, ALICE)
-    huge = hosts.source / "user/2001/reports/8-1-cd"
-    with huge.open("wb") as file:
-        file.truncate(65 << 20)
-    (hosts.source / "user/2001/link").symlink_to("/etc/shadow")
-    os.mkfifo(hosts.source / "sched/2002")
-    bound = socket.socket(socket.AF_UNIX)
-    folder = os.open(hosts.source / "user/2001", os.O_RDONLY)
-    bound.bind(f"/proc/self/fd/{folder}/socket")
-    try:
-        assert hosts.copy().returncode == 0
-    finally:
-        bound.close()
-        os.close(folder)
-    assert hosts.copied()["user/2001/advice"][0] == ("0o440" if IS_ROOT else "0o400")
-    names = {path.name for path in hosts.here.rglob("*")}
-    assert names.isdisjoint({"8-1-cd", "link", "2002", "socket"})
 
 
 @pytest.mark.parametrize("what", ["a link", "open to others", "a file"])

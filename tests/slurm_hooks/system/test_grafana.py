@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shutil
-import sys
 import time
 import urllib.parse
 import urllib.request
@@ -17,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_ingest import LocalPrometheus
+
+from telemetry.sources.exporters import presets
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "slurm_hooks/system/grafana/almanac.json").read_text(encoding="utf-8"))
@@ -25,6 +26,7 @@ QUERIES = [(panel["title"], target["expr"], target["legendFormat"]) for panel in
 VALUES = {"outcome": "followed", "quantile": "0.95", "state": "asleep"}
 OF_NODE_EXPORTER = "node_textfile_mtime_seconds"
 UNITS = {"s", "m", "none", "percentunit"}
+OF_JOB: dict[str, Any] = json.loads((ROOT / "slurm_hooks/system/grafana/almanac-job.json").read_text(encoding="utf-8"))
 
 
 def documented() -> dict[str, tuple[str, ...]]:
@@ -71,16 +73,24 @@ def test_a_site_names_its_own_data_source() -> None:
     assert "http" not in json.dumps(DASHBOARD)
 
 
+def test_the_dashboard_of_a_job_asks_for_counters_that_almanac_knows() -> None:
+    exporter = presets()["dcgm"]
+    for panel in OF_JOB["panels"]:
+        [target] = panel["targets"]
+        name, label = re.fullmatch(r'(\w+)\{(\w+)="\$jobid"\}', target["expr"]).groups()  # type: ignore[union-attr]
+        assert (name in exporter.named, label) == (True, exporter.job_label), panel["title"]
+        assert panel["description"].endswith(".") and panel["datasource"]["uid"] == "${datasource}"
+    assert {each["name"] for each in OF_JOB["templating"]["list"]} == {"datasource", "jobid"}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(OF_JOB))) == {"datasource", "jobid"}
+    assert OF_JOB["uid"] != DASHBOARD["uid"]
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with an hour of every documented metric."""
     if not (shutil.which("prometheus") and shutil.which("promtool")):
         assert os.environ.get("ALMANAC_REQUIRE_CLUSTER") != "1", "prometheus is not installed"
         pytest.skip("prometheus is not installed")
-    spec = importlib.util.spec_from_file_location("local_prometheus", ROOT / "benchmarks/local_prometheus.py")
-    assert spec and spec.loader
-    local = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(local)
     folder, now_s = tmp_path_factory.mktemp("grafana"), int(time.time())
     metrics = {**documented(), OF_NODE_EXPORTER: ("file",)}
     lines = []
@@ -89,8 +99,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         value = now_s - 100 if name.endswith(("timestamp_seconds", "mtime_seconds")) else 1
         lines += [f"{name}{{{text}}} {value} {now_s - ago_s}" for ago_s in range(3600, -1, -30)]
     (folder / "history.om").write_text("\n".join([*lines, "# EOF\n"]), encoding="utf-8")
-    local.LocalPrometheus(folder / "server").load(folder / "history.om")
-    with local.LocalPrometheus(folder / "server") as server:
+    LocalPrometheus(folder / "server").load(folder / "history.om")
+    with LocalPrometheus(folder / "server") as server:
         yield server.url
 
 

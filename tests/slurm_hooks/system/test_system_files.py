@@ -21,6 +21,7 @@ import pytest
 from almanac.config_file import parse_config
 from cli.main import cli
 from cli.tasks import ROOT_STATE, TASKS
+from telemetry.collector.main import PORT, read_options
 
 SYSTEM = Path(__file__).parents[3] / "slurm_hooks" / "system"
 SERVICES, TIMERS = (
@@ -70,7 +71,7 @@ def test_no_task_is_unbounded_and_what_acts_on_the_present_is_not_made_up() -> N
         assert 0 < task.limit_min <= 360 and 0 < task.memory_percent <= 50
         assert 0 <= task.at_min < task.every_min and 1440 % task.every_min == 0
     late = {name for name, task in TASKS.items() if not task.is_made_up}
-    assert late == {"power", "mig", "mig-raise", "place"}
+    assert late == {"power", "mig", "mig-raise", "place", "watch"}
     assert TASKS["power"].limit_min <= TASKS["power"].every_min
 
 
@@ -124,19 +125,41 @@ def test_the_copy_is_hardened_as_roots_tasks_are_and_writes_to_the_advice_only()
     assert not [line for line in text.splitlines() if line and not line.startswith("#")], "it is off"
 
 
+def test_the_collector_has_no_rights_but_to_read_and_is_off() -> None:
+    unit_file = SYSTEM / "collect" / "almanac-collect.service"
+    collector, copy = service_of(unit_file), service_of(COPY[0])
+    assert collector["DynamicUser"] == "yes" and collector["CapabilityBoundingSet"] == ""
+    assert "User" not in collector and "ReadWritePaths" not in collector
+    needed = {"PrivateDevices": "/dev/nvidia*", "User": "", "CapabilityBoundingSet": ""}
+    hardened = {key for key, value in copy.items() if value == "yes"} | {"RestrictAddressFamilies"}
+    assert {key: collector.get(key) for key in hardened - needed.keys()} == {
+        key: copy[key] for key in hardened - needed.keys()
+    }
+    assert float(collector["CPUQuota"].rstrip("%")) <= 10 and int(collector["TasksMax"]) <= 64
+    text = (SYSTEM / "collect" / "defaults").read_text()
+    assert not [line for line in text.splitlines() if line and not line.startswith("#")]
+    (options,) = re.findall(r"(?m)^# OPTIONS=(.*)$", text)
+    given = read_options(options.split())
+    assert given.listen[1] == PORT and given.allow
+    assert collector["ExecStart"] == "/usr/sbin/almanac-collect $OPTIONS"
+    assert collector["EnvironmentFile"] == "-/etc/default/almanac-collect"
+
+
 def test_every_unit_bounds_the_time_and_the_memory_of_a_run() -> None:
     """systemd sets no limits of its own."""
     services = {path.name: service_of(path) for path in SYSTEM.rglob("*.service")}
-    assert len(services) == len(SERVICES) + 1
+    assert len(services) == len(SERVICES) + 2
+    assert services["almanac-collect.service"]["Restart"] == "always", "a service that does not end"
     unbounded = {
         f"{name}: {key}"
         for name, service in services.items()
         for key, form in (
-            ("TimeoutStartSec" if service["Type"] == "oneshot" else "RuntimeMaxSec", r"[1-9][0-9]*(min|h|d)"),
+            ("TimeoutStartSec" if service.get("Type") == "oneshot" else "RuntimeMaxSec", r"[1-9][0-9]*(min|h|d)"),
             ("MemoryMax", r"[1-9][0-9]*(%|[MG])"),
         )
         if not re.fullmatch(form, service.get(key, ""))
     }
+    unbounded.remove("almanac-collect.service: RuntimeMaxSec")
     assert not unbounded
 
 

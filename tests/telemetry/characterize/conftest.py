@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from almanac.config import Config, Tier
-from telemetry.characterize import Result, characterize, population_of
-from telemetry.characterize.population import POPULATION
+from telemetry.characterize import study
+from telemetry.characterize.study import POPULATION, TABLES, characterize, population_of
+from telemetry.characterize.table import Result
 
 TIERS = (
     Tier(name="hbm40g", capacity_mib=40960, gpu_model="A100-40", constraint="hbm40g"),
@@ -47,6 +48,14 @@ def results() -> Callable[..., dict[str, Result]]:
 
 
 @pytest.fixture
-def rows(results: Callable[..., dict[str, Result]]) -> Rows:
-    """The rows of one table: (name, jobs, config) -> dictionaries."""
-    return lambda name, jobs, config=SITE: results(jobs, config)[name].rows.to_pylist()
+def rows(results: Callable[..., dict[str, Result]], monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """The rows of one table, without making the others: (name, jobs, config) -> dictionaries."""
+
+    def of_table(name: str, jobs: Sequence[Job], config: Config = SITE) -> list[dict[str, Any]]:
+        with monkeypatch.context() as patch:
+            if name != study.HEADLINE:
+                patch.setattr(study, "TABLES", [table for table in TABLES if table.name == name])
+                patch.setattr(study, "headline", lambda *_: None)
+            return results(jobs, config)[name].rows.to_pylist()
+
+    return of_table

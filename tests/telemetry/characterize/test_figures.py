@@ -1,14 +1,17 @@
-"""Each table, by a few jobs whose figures can be worked out by hand."""
+"""Each table, by a few jobs whose figures can be worked out by hand, and the values of the paper's text."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import spearmanr
 
 from almanac.config import Config
+from telemetry.characterize.study import FINDINGS, note_on
+from telemetry.store.store import Store
 
 Any_ = Any
 PIPES = ("fp64", "fp32", "fp16", "tensor")
@@ -71,13 +74,6 @@ def test_the_papers_rule_takes_the_5th_percentile_where_it_is_larger(job: Any_, 
     found = {row["rule"]: row for row in rows("fig02_pipe_mix", jobs) if row["pipes"] == "fp64"}
     assert found["paper"]["threshold_fp64_frac"] == pytest.approx(0.02)
     assert (found["paper"]["jobs"], found["notebooks"]["jobs"]) == (19, 21)
-
-
-def test_a_pipe_counts_as_used_above_the_threshold(job: Any_, rows: Any_) -> None:
-    found = rows("fig02_pipe_mix", [job(**means(fp64=0.006)), job(**means(fp64=0.004))])
-    assert {(row["rule"], row["pipes"]): row["jobs"] for row in found} == {
-        ("paper", "fp64"): 1, ("paper", "none"): 1, ("notebooks", "fp64"): 1, ("notebooks", "none"): 1,
-    }  # fmt: skip
 
 
 def peak(frac: float, tier: str | None = "hbm80g", is_preallocated: bool | None = False) -> dict[str, Any]:
@@ -251,21 +247,6 @@ def test_idle_gpus_are_counted_where_every_gpu_was_seen(job: Any_, rows: Any_) -
     assert found == {0: (2, pytest.approx(2 / 3)), 3: (1, pytest.approx(1 / 3))}
 
 
-def test_the_headline_reads_the_tables(job: Any_, rows: Any_) -> None:
-    jobs = [
-        job(**peak(0.1), class_fp64="memory", temporal_imbalance=0.1, idle_gpus=[]),
-        job(**peak(0.6), class_fp64="compute", temporal_imbalance=0.1, idle_gpus=["a:0", "a:1", "a:2"]),
-    ]
-    found = {row["finding"]: row for row in rows("headline", jobs)}
-    memory = found["jobs memory-bound by FP64 intensity"]
-    assert (memory["site_value"], memory["published_value"], memory["jobs"]) == (0.5, 0.81, 2)
-    assert found["largest tier: HBM peak at or below 50%"]["site_value"] == 0.5
-    assert found["4-GPU jobs that never used three GPUs"]["site_value"] == 0.5
-    util = found["GPU_UTIL with power (rho)"]
-    assert (util["site_value"], util["jobs"]) == (None, 0)
-    assert util["why_null"]
-
-
 def test_a_share_of_nobody_among_somebody_is_0_and_without_tiers_there_is_no_largest(job: Any_, rows: Any_) -> None:
     jobs = [job(**means(fp32=0.3), **peak(0.3))]
     found = {row["finding"]: row for row in rows("headline", jobs, Config())}
@@ -273,3 +254,56 @@ def test_a_share_of_nobody_among_somebody_is_0_and_without_tiers_there_is_no_lar
     large = found["largest tier: HBM peak below 20%"]
     assert (large["site_value"], large["why_null"]) == (None, "no memory tiers are configured")
     assert not math.isnan(found["jobs of 3 or 4 GPUs"]["site_value"])
+
+
+def job_of(job: Any_, util: float, spatial: float, temporal: float, *pipes: str, **more: Any) -> dict[str, Any]:
+    means = {f"mean_{pipe}_active_frac": 0.2 if pipe in pipes else 0.0 for pipe in PIPES}
+    made: dict[str, Any] = job(
+        mean_gpu_util_pct=util, spatial_imbalance=spatial, temporal_imbalance=temporal, **means, **more
+    )
+    return made
+
+
+def test_values_worked_out_by_hand(job: Any_, results: Any_) -> None:
+    jobs = [
+        job_of(job, 10.0, 0.2, 0.1, "fp64", class_fp64="memory", elapsed_s=3600),
+        job_of(job, 20.0, 0.8, 0.9, "fp64", class_fp64="memory", elapsed_s=7200),
+        job_of(job, 50.0, 0.1, 0.5, "fp32", "tensor", class_fp64="compute", elapsed_s=10_800),
+        job_of(job, 80.0, 0.5, 0.8, "tensor", class_fp64="compute", gpu_count=64),
+        job_of(job, 60.0, 0.3, 0.2, "tensor", class_fp64="compute", gpu_count=300),
+    ]
+    rows = results(jobs)["headline"].rows.to_pylist()
+    found = {row["finding"]: row for row in rows}
+
+    def value(words: str) -> tuple[float | None, int]:
+        return found[words]["site_value"], found[words]["jobs"]
+
+    assert value("jobs of 3 or 4 GPUs: mean duration") == (pytest.approx(2.0), 3)
+    assert value("jobs of 3 or 4 GPUs: median GPU_UTIL") == (20.0, 3)
+    assert value("jobs of 33 to 512 GPUs: mean GPU_UTIL") == (70.0, 2)
+    assert value("jobs that use FP32 and tensor") == (pytest.approx(0.2), 5)
+    assert value("jobs that use only FP64: mean GPU_UTIL") == (15.0, 2)
+    assert value("jobs that use only tensor: mean GPU_UTIL") == (70.0, 2)
+    assert value("GPU_UTIL below 30%: spatial imbalance below 0.3") == (0.5, 2)
+    assert value("GPU_UTIL 30% to 70%: temporal imbalance below 0.3") == (0.5, 2)
+    assert value("GPU_UTIL from 70%: temporal imbalance at least 0.7") == (1.0, 1)
+    assert found["jobs of 5 to 8 GPUs: median GPU_UTIL"]["why_null"] == "no such jobs"
+    assert found["largest tier: HBM peak at least 90%"]["why_null"] == "hbm_peak_mib: not known"
+
+
+def test_no_finding_is_named_twice_and_each_reads_columns_that_its_table_has(job: Any_, results: Any_) -> None:
+    names = [(finding.table, finding.words) for finding in FINDINGS]
+    assert len(set(names)) == len(names)
+    for finding in FINDINGS:
+        assert finding.section and (finding.published is not None or finding.is_main), finding
+        assert bool(finding.value) != bool(finding.share_of), finding
+    rows = results([job_of(job, 50.0, 0.1, 0.1, "fp64")])["headline"].rows.to_pylist()
+    assert all((row["site_value"] is None) == (row["why_null"] is not None) for row in rows)
+
+
+def test_only_the_generated_site_is_said_to_agree_by_construction(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "s").of("c")
+    store.set_watermark("sacct", 1_750_000_000)
+    assert note_on(store) == ""
+    store.set_watermark("generated", 1_750_000_000)
+    assert "set by quota" in note_on(store)

@@ -1,4 +1,4 @@
-"""Who is in a table, who is left out, and what an empty one says."""
+"""Jobs in a table, jobs left out of it, and laws that hold for any jobs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+from scipy.stats import spearmanr
 
-from almanac.config import Config
+from almanac.config import Config, Tier
 from almanac.errors import StoreError
-from telemetry.characterize import (
+from telemetry.characterize import study
+from telemetry.characterize.relations import COUNTERS
+from telemetry.characterize.study import (
+    POPULATION,
     TABLES,
     characterize,
-    contents,
+    jobs_within,
     load_population,
-    population,
     population_of,
-    write_tables,
+    select,
 )
-from telemetry.characterize.population import POPULATION, jobs_within, select
+from telemetry.characterize.table import contents, write_tables
 from telemetry.store.schema import TABLES as SCHEMAS
 from telemetry.store.store import Store
 
@@ -60,8 +66,8 @@ def test_a_job_whose_profiling_counters_failed_is_in_no_table_of_them(job: Any_,
 
 
 def test_no_jobs_give_empty_tables_that_say_so() -> None:
-    for given in (pd.DataFrame(), pd.DataFrame({"job_id": []})):
-        found = characterize(population_of(given), Config())
+    for jobs in (pd.DataFrame(), pd.DataFrame({"job_id": []})):
+        found = characterize(population_of(jobs), Config())
         assert {result.why_empty for name, result in found.items() if name != "headline"} == {"there are no jobs"}
         assert all(result.rows.schema.names == result.table.schema.names for result in found.values())
         assert set(found["headline"].rows["site_value"].to_pylist()) == {None}
@@ -79,10 +85,6 @@ def test_a_metric_that_no_job_has_leaves_its_table_empty_with_the_jobs_own_reaso
     assert found["fig01_job_size"].rows.num_rows == 10
 
 
-def test_without_any_verdict_the_verdicts_are_the_reason(job: Any_, results: Any_) -> None:
-    assert results([job(verdict="short")])["fig01_job_size"].why_empty == "verdict: short"
-
-
 def test_a_frame_may_lack_columns(job: Any_) -> None:
     frame = pd.DataFrame([job(), job()])[["job_id", "submit_s", "verdict", "gpu_count", "elapsed_s"]]
     found = characterize(population_of(frame), Config())
@@ -94,10 +96,6 @@ def test_a_frame_may_hold_whole_numbers_as_floats_and_nan(job: Any_) -> None:
     frame = pd.DataFrame([job(class_fp64="memory", placed_samples_fp64=3, compute_sample_frac_fp64=0.5), job()])
     found = characterize(population_of(frame), Config())["fig04_class_shares"].rows.to_pylist()
     assert (found[1]["counted_in"], found[1]["jobs"], found[1]["compute_share"]) == ("samples", 1, 0.5)
-
-
-def test_every_table_has_a_name_of_its_own() -> None:
-    assert len({table.name for table in TABLES}) == len(TABLES)
 
 
 def test_contents_say_who_is_in_and_who_is_not(job: Any_, results: Any_) -> None:
@@ -187,7 +185,7 @@ def test_tables_do_not_depend_on_how_many_jobs_are_read_at_once(
     }
     store.write("job_metrics", pa.table({**keys, **metrics}))
     at_once = characterize(load_population(store), Config())
-    monkeypatch.setattr(population, "_JOBS_AT_ONCE", 2048)
+    monkeypatch.setattr(study, "_JOBS_AT_ONCE", 2048)
     in_parts = characterize(load_population(store), Config())
     for name, result in at_once.items():
         assert result.rows.equals(in_parts[name].rows), name
@@ -205,7 +203,7 @@ def test_more_jobs_than_the_memory_limit_allows_are_refused_before_they_are_read
     jobs = [{"job_id": n, "submit_s": 1000, "start_s": 1000, "end_s": 2000, "gpu_count": 1} for n in range(5)]
     store.write("jobs", pa.Table.from_pylist(jobs))
     assert jobs_within(1300) > 1_000_000
-    monkeypatch.setattr(population, "_BYTES_A_JOB", 2**28)
+    monkeypatch.setattr(study, "_BYTES_A_JOB", 2**28)
     assert jobs_within(1300) == 4
     with pytest.raises(
         StoreError, match=r"tables of 5 jobs take about 1,500 MiB .*memory_limit_mib \(1300\)"
@@ -213,3 +211,93 @@ def test_more_jobs_than_the_memory_limit_allows_are_refused_before_they_are_read
         load_population(store)
     assert "choose a shorter span" in caught.value.hint
     assert len(load_population(store, at_most=4)) <= 5
+
+
+PIPES = ("fp64", "fp32", "fp16", "tensor")
+SITE = Config(tiers=(Tier(name="hbm80g", capacity_mib=81920, constraint="hbm80g"),))
+SLOW = examples(0.05)
+
+
+def some_jobs(seed: int, number: int) -> pa.Table:
+    """Jobs of every kind: each metric missing in some, several verdicts, tiers and models."""
+    rng = np.random.default_rng(seed)
+
+    def real(high: float = 1.0, missing: float = 0.15) -> list[float | None]:
+        return [None if rng.random() < missing else float(value) for value in rng.uniform(0, high, number)]
+
+    def word(*words: str | None) -> list[str | None]:
+        return [words[n] for n in rng.integers(0, len(words), number)]
+
+    columns: dict[str, Any] = {
+        name: real() for name in POPULATION.names if pa.types.is_floating(POPULATION.field(name).type)
+    }
+    columns |= {f"intensity_bins_{pipe}": [rng.integers(0, 9, 32).tolist() for _ in range(number)] for pipe in PIPES}
+    columns |= {f"class_{pipe}": word("compute", "memory", None) for pipe in PIPES}
+    columns |= {
+        "job_id": rng.permutation(number).tolist(), "submit_s": [0] * number,
+        "verdict": word("ok", "ok", "ok", "ok", "short", "idle"),
+        "state": word("COMPLETED", "FAILED", "REQUEUED", None), "tier": word("hbm80g", "hbm40g", None),
+        "gpu_model": word("A100-40", "A100-80", None), "job_class": word("compute", "memory", None),
+        "main_pipe": word(*PIPES), "is_preallocated": [[True, False, None][n] for n in rng.integers(0, 3, number)],
+        "idle_gpus": [[] for _ in range(number)], "gpu_count": rng.integers(1, 600, number).tolist(),
+        "elapsed_s": rng.integers(180, 10**5, number).tolist(), "samples": rng.integers(1, 1000, number).tolist(),
+        "mean_gpu_util_pct": real(100.0),
+    }  # fmt: skip
+    columns["gpus_seen"] = columns["gpu_count"]
+    return pa.table([pa.array(columns.get(f.name, [None] * number), f.type) for f in POPULATION], schema=POPULATION)
+
+
+@SLOW
+@given(seed=st.integers(0, 1000), number=st.integers(1, 120))
+def test_the_order_of_the_jobs_changes_nothing(seed: int, number: int) -> None:
+    jobs = some_jobs(seed, number)
+    shuffled = jobs.take(np.random.default_rng(seed + 1).permutation(number))
+    once, again = characterize(population_of(jobs), SITE), characterize(population_of(shuffled.to_pandas()), SITE)
+    for name, result in once.items():
+        assert result.rows.equals(again[name].rows), name
+        assert (result.jobs, result.left_out) == (again[name].jobs, again[name].left_out)
+
+
+# Over which columns the shares of a table add up to 1, and the column in which they do.
+WHOLE = {
+    "fig01_job_size": ([], "share"),
+    "fig02_pipe_mix": (["rule"], "share"),
+    "fig03_hbm_peak": (["tier", "hbm_capacity_mib", "reserved"], "share"),
+    "sec06_idle_gpus": (["gpu_count"], "share"),
+    "fig04_intensity": (["pipe", "gpu_model"], "share"),
+    "fig06_spatial_by_util": (["gpu_util_from_pct"], "share"),
+    "fig07_temporal_by_util": (["gpu_util_from_pct"], "share"),
+}
+
+
+@SLOW
+@given(seed=st.integers(0, 1000), number=st.integers(30, 150))
+def test_shares_add_up_and_groups_hold_every_job(seed: int, number: int) -> None:
+    found = characterize(population_of(some_jobs(seed, number)), SITE)
+    for name, (keys, column) in WHOLE.items():
+        frame = found[name].rows.to_pandas()
+        totals = frame.assign(whole=0).groupby(["whole", *keys], dropna=False)[column].sum()
+        assert totals.to_numpy() == pytest.approx(1.0, abs=1e-12), name
+    for name in ("fig01_job_size", "fig01_duration", "fig03_hbm_peak", "fig06_spatial_shares", "fig10_heatmap"):
+        assert sum(found[name].rows["jobs"].to_pylist()) == found[name].jobs, name
+    classes = found["fig04_class_shares"].rows.to_pandas()
+    assert (classes["compute_share"] + classes["memory_share"]).to_numpy() == pytest.approx(1.0)
+
+
+@SLOW
+@given(seed=st.integers(0, 1000), number=st.integers(40, 150))
+def test_the_spearman_matrix_is_symmetric_with_ones_and_scipys_pair_by_pair(seed: int, number: int) -> None:
+    jobs = some_jobs(seed, number)
+    result = characterize(population_of(jobs), SITE)["fig11_spearman"]
+    long = result.rows.to_pandas()
+    matrix = long.pivot(index="counter_a", columns="counter_b", values="spearman")
+    assert matrix.shape == (len(COUNTERS), len(COUNTERS))
+    assert np.array_equal(matrix.to_numpy(), matrix.to_numpy().T)
+    assert np.diag(matrix.to_numpy()) == pytest.approx(1.0)
+    frame = jobs.to_pandas()
+    frame = frame[(frame["verdict"] == "ok") & (frame["state"] != "REQUEUED")]
+    for a, b in (("mean_gpu_util_pct", "energy_power_w"), ("mean_temp_c", "mean_power_w")):
+        both = frame[[a, b]].dropna()
+        (row,) = long[(long["counter_a"] == a) & (long["counter_b"] == b)].itertuples()
+        assert row.jobs == len(both)
+        assert row.spearman == pytest.approx(spearmanr(both[a], both[b]).statistic, abs=1e-12)

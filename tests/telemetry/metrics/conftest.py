@@ -14,7 +14,6 @@ import pytest
 from almanac.config import Config
 from telemetry.attribution.allocations import JobRun
 from telemetry.metrics.engine import compute, prepare
-from telemetry.metrics.options import Options
 from telemetry.store.database import connect
 from telemetry.store.store import Store
 
@@ -35,8 +34,7 @@ def run(tmp_path: Path) -> Run:
         *,
         config: Config = OPEN,
         stored: bool = True,
-        threads: int = 2,
-        options: Options | None = None,
+        threads: int = 1,
     ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
         root = tmp_path / str(next(numbers))
         if stored:
@@ -50,7 +48,7 @@ def run(tmp_path: Path) -> Run:
             for path, part in zip(paths, (frame[:half], frame[half:]), strict=True):
                 pq.write_table(telemetry(part), path)
         with connect([], memory_limit_mib=512, threads=threads) as db:
-            results, _ = compute(db, prepare(db, paths, jobs, [], config, options=options), config)
+            results = compute(db, prepare(db, paths, jobs, [], config), config)
         return {row["job_id"]: row for row in results.jobs.to_pylist()}, results.gpus.to_pylist()
 
     return run_once

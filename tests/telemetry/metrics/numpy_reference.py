@@ -14,11 +14,11 @@ import pandas as pd
 
 PIPES = ("fp64", "fp32", "fp16", "tensor")
 PEAKS = {"fp64": 9.7e12, "fp32": 19.5e12, "fp16": 78e12, "tensor": 312e12}
-BANDWIDTH, CAPACITY_MIB = 1.555e12, 40960.0
+BANDWIDTH, CAPACITY_MIB, CLOCK_MHZ = 1.555e12, 40960.0, 1410.0
 MEANS = (
     "gpu_util_pct", "hbm_used_mib", "gr_engine_active_frac", "sm_active_frac", "fp64_active_frac", "fp32_active_frac",
     "fp16_active_frac", "tensor_active_frac", "dram_active_frac", "power_w", "temp_c", "nvlink_tx_bytes_s",
-    "nvlink_rx_bytes_s", "pcie_tx_bytes_s", "pcie_rx_bytes_s",
+    "nvlink_rx_bytes_s", "pcie_tx_bytes_s", "pcie_rx_bytes_s", "sm_clock_mhz",
 )  # fmt: skip
 
 
@@ -245,6 +245,15 @@ def _roofline(found: dict[str, Any], seen: list[Any], weight: list[list[float]])
         return [weighted_mean(part[counter], its) for (_, part), its in zip(seen, weight, strict=True)]
 
     per_gpu = [classes(part) for _, part in seen]
+    reached = {
+        pipe: [
+            weighted_mean(part[f"{pipe}_active_frac"].astype(float) * part.sm_clock_mhz / CLOCK_MHZ, its)
+            for (_, part), its in zip(seen, weight, strict=True)
+        ]
+        for pipe in PIPES
+    }
+    main = max(PIPES, key=lambda pipe: found[f"mean_{pipe}_active_frac"])
+    found["mfu_frac"] = mean(reached[main])
     moved = math.fsum(active * BANDWIDTH for active in means("dram_active_frac"))
     found["hbm_bytes_s"] = moved
     for pipe in PIPES:
@@ -253,6 +262,8 @@ def _roofline(found: dict[str, Any], seen: list[Any], weight: list[list[float]])
         found[f"compute_sample_frac_{pipe}"] = compute / placed if placed else math.nan
         found[f"placed_samples_{pipe}"] = placed or math.nan
         found[f"class_{pipe}"] = None if not placed_ms else "compute" if 2 * compute_ms > placed_ms else "memory"
-        found[f"flops_{pipe}"] = math.fsum(a * PEAKS[pipe] for a in means(f"{pipe}_active_frac"))
+        # Without a clock, as if it were that of the peak.
+        active = zip(reached[pipe], means(f"{pipe}_active_frac"), strict=True)
+        found[f"flops_{pipe}"] = math.fsum(PEAKS[pipe] * (any_clock if math.isnan(a) else a) for a, any_clock in active)
         found[f"intensity_{pipe}"] = found[f"flops_{pipe}"] / moved
         found[f"intensity_bins_{pipe}"] = np.sum([intensity_bins(part, pipe) for _, part in seen], axis=0).tolist()

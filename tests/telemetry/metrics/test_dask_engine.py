@@ -1,4 +1,4 @@
-"""The summary on Dask: equal to the local one, whatever happens to the workers."""
+"""The summary on Dask: its workers, and results equal to the local ones, whatever happens to them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 
-import telemetry.metrics.chunks
 import telemetry.metrics.dask_engine
-from almanac.config import Config, Filters
-from almanac.errors import AlmanacError, DamageWarning, StoreError
+import telemetry.metrics.partials
+from almanac.config import Config, Dask, Filters
+from almanac.errors import AlmanacError, ConfigError, DamageWarning, StoreError
 from telemetry.attribution.allocations import JobRun
 from telemetry.counters import COUNTER_COLUMNS
-from telemetry.metrics.chunks import Mapper, map_partials
-from telemetry.metrics.dask_engine import DaskMapper
-from telemetry.metrics.engine import compute, prepare
-from telemetry.metrics.finish import Results
+from telemetry.metrics.dask_engine import QUIET, DaskMapper, Workers, quiet_logs, scheduler_workers
+from telemetry.metrics.engine import Results, compute, prepare
+from telemetry.metrics.partials import Mapper, map_partials
 from telemetry.metrics.summary import summarize
-from telemetry.metrics.workers import QUIET, Workers, quiet_logs
 from telemetry.store.schema import TELEMETRY
 from telemetry.store.store import Store
 
@@ -61,7 +59,7 @@ def workers() -> Iterator[Workers]:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Four hours around midnight of three nodes with two GPUs; each hour is a chunk."""
-    monkeypatch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
+    monkeypatch.setattr(telemetry.metrics.partials, "ROWS_PER_CHUNK", 1)
     made = Store.create(tmp_path / "store", threads=1)
     made.of("c").write("telemetry", _samples())
     made.of("c").write("jobs", _jobs())
@@ -89,7 +87,7 @@ def _jobs() -> pa.Table:
 
 def computed(store: Store, mapper: Mapper = map_partials) -> Results:
     with store.connect() as db:
-        return compute(db, prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN), OPEN, mapper)[0]
+        return compute(db, prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN), OPEN, mapper)
 
 
 def on(workers: Workers) -> DaskMapper:
@@ -107,23 +105,12 @@ def test_results_are_bit_equal_to_those_of_one_process(
     assert there.gpus.equals(here.gpus)
 
 
-def test_every_chunk_is_reported_as_it_is_done(workers: Workers, store: Store) -> None:
-    said: list[tuple[int, int, str]] = []
-    with store.connect() as db:
-        prepared = prepare(db, store.of("c").files("telemetry"), JOBS, [], OPEN)
-        compute(db, prepared, OPEN, on(workers), lambda *seen: said.append(seen))
-    assert said[0] == (0, HOURS, "waiting for workers")
-    assert said[-1][:2] == (HOURS, HOURS)
-    assert "GPU runs, 2 workers" in said[-1][2]
-    assert [done for done, _, _ in said] == sorted(done for done, _, _ in said)
-
-
 def test_nothing_to_compute_opens_no_workers(store: Store) -> None:
     def refuse() -> Workers:
         raise AssertionError("opened")
 
     with store.connect() as db:
-        results, _ = compute(db, prepare(db, [], [], [], OPEN), OPEN, DaskMapper(refuse))
+        results = compute(db, prepare(db, [], [], [], OPEN), OPEN, DaskMapper(refuse))
     assert results.jobs.num_rows == 0
 
 
@@ -157,20 +144,26 @@ class Deadly(WorkerPlugin):
 
 
 @pytest.fixture
-def deadly(workers: Workers, tmp_path: Path) -> Iterator[Any]:
+def mortals() -> Iterator[Workers]:
+    """Workers of one test: of those that died, not all always come back."""
+    with started(2) as running:
+        yield running
+
+
+@pytest.fixture
+def deadly(mortals: Workers, tmp_path: Path) -> Any:
     """Call it with a number of deaths; they have happened when the returned folder holds as many files."""
 
     def register(deaths: int) -> Path:
-        workers.client.register_plugin(Deadly(tmp_path, deaths))
+        mortals.client.register_plugin(Deadly(tmp_path, deaths))
         return tmp_path
 
-    yield register
-    workers.client.unregister_worker_plugin("deadly")
+    return register
 
 
-def test_workers_killed_in_the_middle_change_nothing(workers: Workers, store: Store, deadly: Any) -> None:
+def test_workers_killed_in_the_middle_change_nothing(mortals: Workers, store: Store, deadly: Any) -> None:
     folder = deadly(2)
-    there = computed(store, on(workers))
+    there = computed(store, on(mortals))
     assert len(list(folder.glob("death-*"))) == 2
     here = computed(store)
     assert there.jobs.equals(here.jobs)
@@ -178,14 +171,14 @@ def test_workers_killed_in_the_middle_change_nothing(workers: Workers, store: St
 
 
 def test_a_chunk_that_kills_every_worker_is_named(
-    workers: Workers, store: Store, deadly: Any, monkeypatch: pytest.MonkeyPatch
+    mortals: Workers, store: Store, deadly: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers.client.cluster.scheduler, "allowed_failures", 1)
+    monkeypatch.setattr(mortals.client.cluster.scheduler, "allowed_failures", 1)
     deadly(100)
     with pytest.raises(
         AlmanacError, match=r"2 workers died while they computed .*date=2025-03-0\d/\d\d00\.parquet"
     ) as e:
-        computed(store, on(workers))
+        computed(store, on(mortals))
     assert "dask.memory_gib" in e.value.hint
 
 
@@ -242,3 +235,60 @@ def test_a_worker_without_almanac_is_an_error_before_anything_is_computed(store:
         fresh.client.run(hide)
         with pytest.raises(AlmanacError, match=r"tls://127\.0\.0\.1:\d+ cannot import almanac's modules"):
             computed(store, on(fresh))
+
+
+class Workerless:
+    """A client that sees the numbers of workers it was made with, one after another."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = iter(numbers)
+
+    def nthreads(self) -> dict[str, int]:
+        return {f"tcp://worker-{number}": 1 for number in range(next(self._numbers))}
+
+
+def test_the_wait_for_workers_ends_and_starts_anew_when_one_was_there() -> None:
+    times = iter([0.0, 599.0, 1198.0, 1797.0, 1799.0])
+    present = Workers(Workerless(0, 1, 0, 0), "tcp://h:1", clock=lambda: next(times))  # type: ignore[arg-type]
+    assert [present.tend() for _ in range(3)] == [0, 1, 0]
+    with pytest.raises(AlmanacError, match=r"no Dask worker came within 600 s at the scheduler tcp://h:1") as caught:
+        present.tend()
+    assert caught.value.hint == "start workers with `dask worker tcp://h:1`"
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", security=True) as running:
+        yield running
+
+
+def test_a_scheduler_that_is_already_there_is_used_with_the_configured_keys(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    security = cluster.security
+    files = {"tls_ca_file": "tls_ca_file", "tls_cert_file": "tls_client_cert", "tls_key_file": "tls_client_key"}
+    for key, attribute in files.items():
+        (tmp_path / key).write_text(getattr(security, attribute))
+    section = Dask(**{key: str(tmp_path / key) for key in files})
+    with scheduler_workers(cluster.scheduler_address, section) as present:
+        assert present.client.submit(sum, [1, 2]).result(timeout=60) == 3
+
+
+def test_a_tls_scheduler_without_keys_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"needs certificates, but dask.tls_ca_file is ''"):
+        with scheduler_workers("tls://127.0.0.1:1", Dask()):
+            raise AssertionError("let in")
+
+
+def test_an_address_where_no_scheduler_is_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.metrics.dask_engine._ANSWER_S", 1)
+    with pytest.raises(AlmanacError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:1:"):
+        with scheduler_workers("tcp://127.0.0.1:1", Dask()):
+            raise AssertionError("let in")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ftp://x:1", "tcp://127.0.0.1", "tls://h:1 x"])
+def test_what_is_no_address_of_a_scheduler_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"address is '{address}'"):
+        with scheduler_workers(address, Dask()):
+            raise AssertionError("let in")

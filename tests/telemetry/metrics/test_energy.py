@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
+from small_sites import side_by_side
 
-import telemetry.metrics.chunks
+import telemetry.metrics.partials
 from telemetry.attribution.allocations import JobRun
 
 START_S = 1_741_046_400 - 1200  # twenty minutes before midnight UTC
@@ -41,12 +42,8 @@ def energy(run: Any, frame: pd.DataFrame, length_s: int = 3600, **more: Any) -> 
 
 
 def energies(run: Any, frames: list[pd.DataFrame]) -> list[dict[str, Any]]:
-    """Of an hour each, on nodes of their own, in one run of the engine."""
-    hosts = [f"n{number}" for number in range(len(frames))]
-    jobs = [replace(job(), job_id=number, hosts=(host,)) for number, host in enumerate(hosts)]
-    whole = pd.concat([frame.assign(host=host) for frame, host in zip(frames, hosts, strict=True)], ignore_index=True)
-    rows = run(whole, jobs)[0]
-    return [rows[number] for number in range(len(frames))]
+    """Of an hour each."""
+    return [row for row, _ in side_by_side(run, [(frame, job()) for frame in frames])]
 
 
 def test_energy_and_power_of_a_whole_job(run: Any) -> None:
@@ -65,51 +62,42 @@ def test_a_reset_counts_the_reading_after_it(run: Any) -> None:
     assert (row["energy_resets"], row["energy_rejected"]) == (1, 0)
 
 
-def test_one_wrong_reading_costs_at_most_its_own_share(run: Any) -> None:
-    faults = list(product((0, 1, 20, 58, 59), (0.0, 9e15, 1e11, 2.02e11 - 5e8, 2.02e11 + 3e9)))
-    frames = []
-    for place, value in faults:
-        readings = steady()
-        readings[place] = value
-        frames.append(card(readings))
-    for fault, row in zip(faults, energies(run, frames), strict=True):
-        assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J), fault
-        assert (row["energy_resets"], row["energy_rejected"]) == (0, 1), fault
-
-
-def test_a_wrong_reading_inside_a_job_costs_nothing(run: Any) -> None:
+def changed(*changes: tuple[Any, Any]) -> np.ndarray:
+    """The counter of a steady card with these readings at these places."""
     readings = steady()
-    readings[[10, 30, 31, 32]] = [0.0, 9e15, 0.0, 1.0]
-    row = energy(run, card(readings))
-    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-    assert (row["energy_resets"], row["energy_rejected"]) == (0, 4)
+    for place, values in changes:
+        readings[place] = values
+    return readings
 
 
-def test_a_dip_to_zero_may_last(run: Any) -> None:
-    readings = steady()
-    readings[20:35] = 0.0
-    row = energy(run, card(readings))
-    assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-    assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
+WRONG = product((0, 1, 20, 58, 59), (0.0, 9e15, 1e11, 2.02e11 - 5e8, 2.02e11 + 3e9))
+COUNTERS = [
+    *((changed((place, value)), 0, 1, SHARE_J) for place, value in WRONG),  # costs at most its own share
+    (changed(([10, 30, 31, 32], [0.0, 9e15, 0.0, 1.0])), 0, 4, 0),
+    *((changed((slice(place, place + 15), 0.0)), 0, 15, 0) for place in (0, 20, 45)),  # a sensor shows 0 for long
+    # A dip that rises, and returns to the old line.
+    *(
+        (changed((slice(20, 20 + n), line_mj + steady(n, 0.0))), 0, n, 0)
+        for n in (2, 4, 8)
+        for line_mj in (0, 1e9, 5e10)
+    ),
+    (changed((slice(25, None), steady(35, 6e6))), 1, 0, SHARE_J),  # the driver loads again
+    (changed((slice(20, 28), steady(8, 3e6)), (slice(28, None), steady(32, 6e6))), 2, 0, 2 * SHARE_J),  # and again
+]
+"""Readings, then the resets, the rejected readings, and the most that is lost in J."""
 
 
-def test_readings_that_stand_still_are_no_measured_use(run: Any) -> None:
-    """A sensor shows 0 for 15 of 60 minutes. The card used 300 W all the time."""
-    frames = []
-    for place in (slice(0, 15), slice(45, 60), slice(20, 35)):
-        readings = steady()
-        readings[place] = 0.0
-        frames.append(card(readings))
-    for row in energies(run, frames):
-        assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-        assert (row["energy_resets"], row["energy_rejected"]) == (0, 15)
+def test_faults_of_a_counter_cost_no_more_than_the_steps_beside_them(run: Any) -> None:
+    found = energies(run, [card(readings) for readings, *_ in COUNTERS])
+    for number, ((_, resets, rejected, most_j), row) in enumerate(zip(COUNTERS, found, strict=True)):
+        assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12, abs=most_j), number
+        assert (row["energy_resets"], row["energy_rejected"]) == (resets, rejected), number
 
 
-@pytest.mark.parametrize("value", [0.0, 2.02e11])
-def test_a_counter_that_never_moves_has_no_energy(run: Any, value: float) -> None:
-    row = energy(run, card(np.full(60, value), power_w=300.0))
-    assert (row["energy_j"], row["energy_measured_frac"], row["energy_rejected"]) == (None, None, 60)
-    assert "energy_j: no possible reading" in row["reasons"]
+def test_a_counter_that_never_moves_has_no_energy(run: Any) -> None:
+    for row in energies(run, [card(np.full(60, value), power_w=300.0) for value in (0.0, 2.02e11)]):
+        assert (row["energy_j"], row["energy_measured_frac"], row["energy_rejected"]) == (None, None, 60)
+        assert "energy_j: no possible reading" in row["reasons"]
 
 
 def test_a_small_step_back_is_no_reset(run: Any) -> None:
@@ -121,16 +109,17 @@ def test_a_small_step_back_is_no_reset(run: Any) -> None:
     assert row["energy_resets"] == 0
 
 
-@pytest.mark.parametrize("uuids", [None, ("GPU-a", "GPU-b")], ids=["no uuid", "uuid"])
-@pytest.mark.parametrize("other_mj", [3.2e12, 4e8], ids=["older", "newer"])
-def test_a_replaced_card_adds_no_energy(run: Any, uuids: tuple[str, str] | None, other_mj: float) -> None:
-    readings = steady()
-    readings[30:] = steady(30, other_mj)
-    names = {} if uuids is None else {"uuid": [uuids[0]] * 30 + [uuids[1]] * 30}
-    row = energy(run, card(readings, **names))
-    assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J)
-    assert row["energy_resets"] == 0
-    assert row["energy_measured_frac"] == pytest.approx(58 / 60, rel=1e-12)
+def test_a_replaced_card_adds_no_energy(run: Any) -> None:
+    """An older or a newer one, with and without uuids."""
+    frames = []
+    for other_mj, names in product((3.2e12, 4e8), ({}, {"uuid": ["GPU-a"] * 30 + ["GPU-b"] * 30})):
+        readings = steady()
+        readings[30:] = steady(30, other_mj)
+        frames.append(card(readings, **names))
+    for row in energies(run, frames):
+        assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J)
+        assert row["energy_resets"] == 0
+        assert row["energy_measured_frac"] == pytest.approx(58 / 60, rel=1e-12)
 
 
 def test_a_replaced_card_with_a_similar_counter_is_told_by_its_uuid(run: Any) -> None:
@@ -138,14 +127,6 @@ def test_a_replaced_card_with_a_similar_counter_is_told_by_its_uuid(run: Any) ->
     readings[30:] += 9e6
     row = energy(run, card(readings, uuid=["GPU-a"] * 30 + ["GPU-b"] * 30))
     assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-
-
-def test_the_driver_loads_again_in_the_middle(run: Any) -> None:
-    readings = steady()
-    readings[25:] = steady(35, 300_000.0 * 20)
-    row = energy(run, card(readings))
-    assert row["energy_j"] == pytest.approx(300 * 3600, abs=SHARE_J)
-    assert (row["energy_resets"], row["energy_rejected"]) == (1, 0)
 
 
 def test_an_exporter_that_reads_the_counters_every_30_s_shows_no_fault(run: Any) -> None:
@@ -302,27 +283,6 @@ def test_a_counter_in_j_has_no_energy(run: Any) -> None:
     assert (row["energy_j"], row["energy_rejected"]) == (None, 60)
 
 
-def test_a_dip_that_rises_and_returns_to_the_old_line_is_no_reset(run: Any) -> None:
-    cases = list(product((2, 4, 8), (0.0, 1e9, 5e10)))
-    frames = []
-    for readings, line_mj in cases:
-        counter = steady()
-        counter[20 : 20 + readings] = line_mj + steady(readings, 0.0)
-        frames.append(card(counter))
-    for (readings, _), row in zip(cases, energies(run, frames), strict=True):
-        assert row["energy_j"] == pytest.approx(300 * 3600, rel=1e-12)
-        assert (row["energy_resets"], row["energy_rejected"]) == (0, readings)
-
-
-def test_a_reset_counter_that_is_reset_again_is_two_resets(run: Any) -> None:
-    """It never returns to the old line."""
-    counter = steady()
-    counter[20:28], counter[28:] = steady(8, 3e6), steady(32, 6e6)
-    row = energy(run, card(counter))
-    assert row["energy_j"] == pytest.approx(300 * 3600, abs=2 * SHARE_J)
-    assert (row["energy_resets"], row["energy_rejected"]) == (2, 0)
-
-
 FAULTS = st.lists(
     st.tuples(st.sampled_from(["dip", "spike", "reset", "card", "lost", "frozen"]), st.integers(0, 119)), max_size=6
 )
@@ -331,7 +291,7 @@ FAULTS = st.lists(
 @given(faults=FAULTS, seed=st.integers(0, 10**6), phase_s=st.integers(0, 29))
 @examples(0.08)
 def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], seed: int, phase_s: int) -> None:
-    """Each fault costs at most the energy of the steps beside it; how the hours are cut changes nothing."""
+    """Each fault costs at most the energy of the steps next to it; how the hours are cut changes nothing."""
     rng = np.random.default_rng(seed)
     watts = np.repeat(rng.uniform(50, 400, 60), 60)  # each second of an hour, across midnight
     used_mj = 1000 * np.concatenate([[0.0], np.cumsum(watts)])
@@ -360,7 +320,7 @@ def test_faults_on_a_known_power_curve(run: Any, faults: list[tuple[str, int]], 
     found = energy(run, frame)
     assert found["energy_j"] == pytest.approx(used_mj[-1] / 1000, abs=(2 + 3 * len(faults)) * 400 * 30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(telemetry.metrics.chunks, "ROWS_PER_CHUNK", 1)
+        patch.setattr(telemetry.metrics.partials, "ROWS_PER_CHUNK", 1)
         by_hour = energy(run, frame)
     for other in (by_hour, energy(run, frame, stored=False)):
         for name in ("energy_j", "energy_measured_frac", "energy_resets", "energy_rejected"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from small_sites import side_by_side
 
 from almanac.config import Bindings, Config, Filters
 from telemetry.attribution.allocations import JobRun
@@ -188,9 +189,9 @@ def slice_of(profile: str | None, **columns: Any) -> pd.DataFrame:
     return gpus("n1", values).assign(mig="1", mig_profile=profile, model="NVIDIA A100-SXM4-80GB")
 
 
-@pytest.mark.parametrize(
-    ("profile", "engine", "sm", "used_pct"),
-    [
+def test_the_use_of_a_slice_is_its_own(run: Any) -> None:
+    """GR_ENGINE_ACTIVE counts one engine of a slice, so a full 3g slice shows 1/3 (NVIDIA/DCGM issue 138)."""
+    slices: list[tuple[str | None, float, Any, float | None]] = [
         ("7g.80gb", 1 / 7, 0.97, 97),
         ("7g.79gb", 0.97 / 7, None, 97),
         ("3g.40gb", 0.97 / 3, None, 97),
@@ -200,16 +201,16 @@ def slice_of(profile: str | None, **columns: Any) -> pd.DataFrame:
         (None, 0.25, None, None),
         (None, 0.25, 0.9, 90),
         ("1g.10gb", 0.5, None, 50),
-    ],
-)
-def test_the_use_of_a_slice_is_its_own(run: Any, profile: str | None, engine: float, sm: Any, used_pct: Any) -> None:
-    """GR_ENGINE_ACTIVE counts one engine of a slice, so a full 3g slice shows 1/3 (NVIDIA/DCGM issue 138)."""
-    frame = slice_of(profile, gr_engine_active_frac=engine, **({} if sm is None else {"sm_active_frac": sm}))
-    jobs, gpu_rows = run(frame, [job(60, 1)])
-    for row in (jobs[1], gpu_rows[0]):
-        shown = row["mean_gpu_util_pct"]
-        assert shown == (used_pct if used_pct is None else pytest.approx(used_pct, rel=1e-5))
-    assert jobs[1]["mig_profile"] == ("7g.80gb" if profile == "7g.79gb" else profile and profile.removeprefix("1c."))
+    ]
+    frames = [
+        slice_of(profile, gr_engine_active_frac=engine, **({} if sm is None else {"sm_active_frac": sm}))
+        for profile, engine, sm, _ in slices
+    ]
+    found = side_by_side(run, [(frame, job(60, 1)) for frame in frames])
+    for (profile, _, _, used_pct), (row, gpu_rows) in zip(slices, found, strict=True):
+        for shown in (row["mean_gpu_util_pct"], gpu_rows[0]["mean_gpu_util_pct"]):
+            assert shown == (used_pct if used_pct is None else pytest.approx(used_pct, rel=1e-5)), profile
+        assert row["mig_profile"] == ("7g.80gb" if profile == "7g.79gb" else profile and profile.removeprefix("1c."))
 
 
 def test_the_memory_of_a_slice_tells_its_size_where_no_profile_does(run: Any) -> None:
@@ -222,13 +223,72 @@ def test_traffic_of_the_card_is_not_the_slices(run: Any) -> None:
     assert run(frame, [job(60, 1)])[0][1]["pcie_bytes"] is None
 
 
-@pytest.mark.parametrize("model", ["NVIDIA B300 SXM6 AC", "NVIDIA L4", "whatever", None])
-def test_an_unlisted_model_is_judged_by_what_is_measured(run: Any, model: str | None) -> None:
+def test_an_unlisted_model_is_judged_by_what_is_measured(run: Any) -> None:
     use = [500.0] * 3 + [0.75 * 188_416] * 94 + [500.0] * 3
     total = [188_416.0] * 50 + [300_000.0] + [188_416.0] * 49  # one torn scrape
-    frame = gpus("n1", {"hbm_used_mib": [use], "hbm_total_mib": [total]}).assign(model=model)
-    row = run(frame, [job(1000, 1)])[0][1]
-    assert (row["gpu_model"], row["hbm_capacity_mib"], row["is_preallocated"]) == (model, 188_416.0, True)
+    frame = gpus("n1", {"hbm_used_mib": [use], "hbm_total_mib": [total]})
+    models = ["NVIDIA Rubin", "NVIDIA Z9", "whatever", None]
+    found = side_by_side(run, [(frame.assign(model=model), job(1000, 1)) for model in models])
+    assert [
+        (row["gpu_model"], row["hbm_capacity_mib"], row["is_preallocated"]) for row, _ in found
+    ] == [(model, 188_416.0, True) for model in models]  # fmt: skip
+
+
+FIELDS = ("mfu_frac", "flops_tensor", "mean_sm_clock_mhz")
+
+
+def test_mfu_is_the_mean_of_activity_times_clock(run: Any) -> None:
+    """Half of the time at full clock and all of the pipe, half at a third of it and a tenth of the pipe.
+
+    GPU 0: (1 + 0.1 / 3) / 2 = 0.51666. GPU 1 is idle: the job has half of that. Product of means: 0.55 * 2 / 3 / 2.
+    """
+    tensor, clock = [1.0, 0.1] * 3, [1410.0, 470.0] * 3
+    both = {"tensor_active_frac": [tensor, [0.0] * 6], "sm_clock_mhz": [clock, [210.0] * 6]}
+    frame = gpus("n1", {"gpu_util_pct": [[50.0] * 6] * 2, "dram_active_frac": [[0.1] * 6] * 2, **both})
+    row = run(frame, [job(60, 2)])[0][1]
+    expected = (1 + 0.1 / 3) / 2 / 2
+    assert [row[name] for name in FIELDS] == pytest.approx([expected, 2 * expected * 312e12, (940 + 210) / 2], rel=1e-6)
+    assert not [reason for reason in row["reasons"] if reason.startswith("mfu_frac")]
+
+
+def test_mfu_is_by_the_clock_of_the_pipes_peak(run: Any) -> None:
+    """H100's tensor peak is that of 1830 MHz, and its FP32 peak that of 1980 MHz."""
+    for pipe, expected in (("tensor", 0.25), ("fp32", 0.25 * 1830 / 1980)):
+        frame = gpus("n1", {f"{pipe}_active_frac": [[0.25] * 6], "sm_clock_mhz": [[1830.0] * 6]})
+        assert run(frame.assign(model="NVIDIA H100 80GB HBM3"), [job(60, 1)])[0][1]["mfu_frac"] == pytest.approx(
+            expected
+        )
+
+
+KNOWN, HALF = "NVIDIA A100-SXM4-40GB", [[0.5] * 6]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "clock", "model", "why"),
+    [
+        (HALF, None, KNOWN, "no SM clock counter"),
+        (HALF, [[1000.0, *[None] * 5]], KNOWN, "too few samples"),
+        (HALF, [[1000.0] * 6], "whatever", "clock of the peak not known"),
+        ([[0.0] * 6], [[1000.0] * 6], KNOWN, "no floating-point pipe used"),
+        (None, [[1000.0] * 6], KNOWN, "no main pipe"),
+    ],
+)
+def test_without_a_clock_there_is_no_mfu_and_the_reason_is_given(
+    run: Any, tensor: Any, clock: Any, model: str, why: str
+) -> None:
+    columns = {"tensor_active_frac": tensor, "sm_clock_mhz": clock}
+    frame = gpus("n1", {name: values for name, values in columns.items() if values is not None})
+    row = run(frame.assign(model=model), [job(60, 1)], config=STRICT)[0][1]
+    assert row["mfu_frac"] is None
+    assert f"mfu_frac: {why}" in row["reasons"]
+    if tensor == HALF:  # as before the clock was read
+        assert row["flops_tensor"] == (None if model == "whatever" else 0.5 * 312e12)
+
+
+def test_mfu_of_a_slice_is_by_the_clock_of_its_card(run: Any) -> None:
+    frame = slice_of("3g.40gb", tensor_active_frac=0.5, sm_clock_mhz=705.0)
+    row = run(frame, [job(60, 1)])[0][1]
+    assert (row["mfu_frac"], row["flops_tensor"]) == (pytest.approx(0.25), None)
 
 
 def test_of_too_few_samples_only_a_peak_at_no_usual_share_is_surely_a_need(run: Any) -> None:
@@ -239,7 +299,7 @@ def test_of_too_few_samples_only_a_peak_at_no_usual_share_is_surely_a_need(run: 
 
 def test_one_gpu_of_unknown_capacity_leaves_the_job_unknown(run: Any) -> None:
     frame = gpus("n1", {"hbm_used_mib": [[1000.0] * 6, [2000.0] * 6], "hbm_total_mib": [[80_000.0] * 6, [None] * 6]})
-    row = run(frame.assign(model="NVIDIA B300"), [job(60, 2)])[0][1]
+    row = run(frame.assign(model="NVIDIA Rubin"), [job(60, 2)])[0][1]
     assert (row["hbm_peak_mib"], row["hbm_peak_frac"], row["is_preallocated"]) == (2000.0, None, None)
 
 
@@ -248,15 +308,10 @@ def test_verdicts_and_coverage(run: Any) -> None:
     busy = gpus("n1", {"gpu_util_pct": [[50.0] * 700], "hbm_used_mib": [[7.0] * 700]})
     hole = busy[(busy.time_ms < (START_S + 4400) * 1000) | (busy.time_ms >= (START_S + 5000) * 1000)].copy()
     hole.loc[hole.time_ms >= (START_S + 5000) * 1000, "gpu_util_pct"] = 0.5
-    jobs = [
-        job(1000, 1, job_id=1),
-        job(1000, 1, job_id=2, start_s=START_S + 4000),
-        job(1000, 1, job_id=3, start_s=START_S + 5000),
-        job(179, 1, job_id=4, start_s=START_S + 6000),
-        job(500, 1, job_id=5, start_s=START_S + 8000),
-        job(1000, 1, job_id=6, start_s=START_S + 2000, account="staff"),
-        job(1000, 1, job_id=7, start_s=START_S + 1000, partition="debug"),
-    ]
+    times = ((1000, 0), (1000, 4000), (1000, 5000), (179, 6000), (500, 8000))
+    jobs = [job(length_s, 1, job_id=n, start_s=START_S + at_s) for n, (length_s, at_s) in enumerate(times, 1)]
+    jobs += [job(1000, 1, job_id=6, start_s=START_S + 2000, account="staff"),
+             job(1000, 1, job_id=7, start_s=START_S + 1000, partition="debug")]  # fmt: skip
     config = Config(filters=Filters(staff_accounts=("staff",), partitions=("", "gpu")))
     found, _ = run(hole, jobs, config=config)
     verdicts = {job_id: row["verdict"] for job_id, row in found.items()}
@@ -275,12 +330,8 @@ def test_verdicts_and_coverage(run: Any) -> None:
 
 
 def test_a_wrong_label_attributes_nothing_outside_the_jobs_nodes_and_time(run: Any) -> None:
-    frame = pd.concat(
-        [
-            gpus("n1", {"gpu_util_pct": [[11] * 40, [22] * 40, [33] * 40, [44] * 40]}),
-            gpus("n2", {"gpu_util_pct": [[99] * 40, [99] * 40, [99] * 40, [99] * 40]}),
-        ]
-    )
+    used = {"n1": [[11] * 40, [22] * 40, [33] * 40, [44] * 40], "n2": [[99] * 40] * 4}
+    frame = pd.concat([gpus(host, {"gpu_util_pct": util}) for host, util in used.items()])
     frame["job_label"] = np.where((frame.host == "n2") | (frame.gpu == 1), 1, 0)
     frame.loc[frame.gpu == 3, "job_label"] = np.where(frame.time_ms[frame.gpu == 3] >= (START_S + 200) * 1000, 1, 0)
     found, gpu_rows = run(frame, [job(200, 1)])
@@ -297,34 +348,33 @@ LATE = [0] * 12 + [0.9] * 8
 """The same GPU's SMs and engine: it worked while GPU_UTIL was not known. The mean is 0.36."""
 
 
-@pytest.mark.parametrize(
-    ("columns", "data_quality", "used_pct", "idle"),
-    [
-        ({"gpu_util_pct": [[0] * 20]}, "idle", 0, ["n1:0"]),
-        ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0] * 20]}, "idle", 0, ["n1:0"]),
-        ({"gpu_util_pct": [HOLE]}, "low coverage", 0, []),
-        ({"gpu_util_pct": [HOLE], "sm_active_frac": [LATE]}, "low coverage", 0, []),
-        ({"gpu_util_pct": [HOLE], "gr_engine_active_frac": [LATE]}, "ok", 36, []),
-        ({"gpu_util_pct": [[0] * 20], "gr_engine_active_frac": [[0.9] * 20]}, "ok", 90, []),
-        ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0.9] * 20]}, "low coverage", 0, []),
-        ({"gpu_util_pct": [[0] * 20, [None] * 20]}, "low coverage", 0, ["n1:0"]),
-        ({"gpu_util_pct": [[0] * 20] * 15 + [HOLE]}, "low coverage", 0, [f"n1:{gpu}" for gpu in range(15)]),
-        (  # (10 + 90) / 2: the engine stands in for the GPU without GPU_UTIL, and for no other
-            {"gpu_util_pct": [[10] * 20, [None] * 20], "gr_engine_active_frac": [[0.2] * 20, [0.9] * 20]}, "ok", 50, []
-        ),
-        ({"gpu_util_pct": [[95] * 20, HOLE], "sm_active_frac": [[0.9] * 20, LATE]}, "ok", 47.5, []),
-        ({"gpu_util_pct": [[95] * 20, HOLE]}, "ok", 47.5, []),
-        ({"gpu_util_pct": [[95] * 20, [0] * 20], "sm_active_frac": [[0.9] * 20, [0] * 20]}, "ok", 47.5, ["n1:1"]),
-    ],
-)  # fmt: skip
-def test_only_what_is_known_to_be_idle_is_said_to_be_idle(
-    run: Any, columns: dict[str, Any], data_quality: str, used_pct: float, idle: list[str]
-) -> None:
-    frame = gpus("n1", columns)
-    row = run(frame, [job(200, frame.gpu.nunique())], config=STRICT)[0][1]
-    util_pct, engine = row["mean_gpu_util_pct"], row["mean_gr_engine_active_frac"]
-    assert (row["verdict"], row["idle_gpus"]) == (data_quality, idle)
-    assert (100 * engine if util_pct is None else util_pct) == pytest.approx(used_pct, rel=1e-6)
+SEEN: list[tuple[dict[str, Any], str, float, list[int]]] = [
+    ({"gpu_util_pct": [[0] * 20]}, "idle", 0, [0]),
+    ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0] * 20]}, "idle", 0, [0]),
+    ({"gpu_util_pct": [HOLE]}, "low coverage", 0, []),
+    ({"gpu_util_pct": [HOLE], "sm_active_frac": [LATE]}, "low coverage", 0, []),
+    ({"gpu_util_pct": [HOLE], "gr_engine_active_frac": [LATE]}, "ok", 36, []),
+    ({"gpu_util_pct": [[0] * 20], "gr_engine_active_frac": [[0.9] * 20]}, "ok", 90, []),
+    ({"gpu_util_pct": [[0] * 20], "sm_active_frac": [[0.9] * 20]}, "low coverage", 0, []),
+    ({"gpu_util_pct": [[0] * 20, [None] * 20]}, "low coverage", 0, [0]),
+    ({"gpu_util_pct": [[0] * 20] * 15 + [HOLE]}, "low coverage", 0, [*range(15)]),
+    (  # (10 + 90) / 2: the engine stands in for the GPU without GPU_UTIL, and for no other
+        {"gpu_util_pct": [[10] * 20, [None] * 20], "gr_engine_active_frac": [[0.2] * 20, [0.9] * 20]}, "ok", 50, []
+    ),
+    ({"gpu_util_pct": [[95] * 20, HOLE], "sm_active_frac": [[0.9] * 20, LATE]}, "ok", 47.5, []),
+    ({"gpu_util_pct": [[95] * 20, HOLE]}, "ok", 47.5, []),
+    ({"gpu_util_pct": [[95] * 20, [0] * 20], "sm_active_frac": [[0.9] * 20, [0] * 20]}, "ok", 47.5, [1]),
+]  # fmt: skip
+"""Columns, then the data quality, the use in percent, and the idle GPUs."""
+
+
+def test_only_what_is_known_to_be_idle_is_said_to_be_idle(run: Any) -> None:
+    frames = [gpus("n1", columns) for columns, *_ in SEEN]
+    found = side_by_side(run, [(frame, job(200, frame.gpu.nunique())) for frame in frames], config=STRICT)
+    for number, ((_, data_quality, used_pct, idle), (row, _)) in enumerate(zip(SEEN, found, strict=True)):
+        util_pct, engine = row["mean_gpu_util_pct"], row["mean_gr_engine_active_frac"]
+        assert (row["verdict"], row["idle_gpus"]) == (data_quality, [f"n{number}:{gpu}" for gpu in idle]), number
+        assert (100 * engine if util_pct is None else util_pct) == pytest.approx(used_pct, rel=1e-6), number
 
 
 def test_a_slice_of_unknown_size_has_no_use_that_could_be_called_low(run: Any) -> None:

@@ -1,4 +1,4 @@
-"""Jobs on MIG instances whose layout changes within a day: the same id is another instance after the change."""
+"""The inventory of telemetry, and jobs on MIG instances whose layout changes within a day."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from made_site import HOUR_S, T0_S, Rows, Site, job, prolog
 
-from advisor.memory.peaks import runs_of
+from advisor.memory.evidence import runs_of
 from almanac.config import AdviceSection
 from telemetry.history import load_history
+from telemetry.metrics.inventory import Survey, survey
+from telemetry.metrics.partials import split_files
+from telemetry.store.partitions import write_sealed
 from telemetry.store.schema import TABLES
+from telemetry.store.store import Store
 
 MODEL = "NVIDIA A100-SXM4-80GB"
 WHOLE_MIB, ONE_MIB, DOUBLE_MIB, THREE_MIB = 81_000.0, 9_728.0, 19_968.0, 40_192.0
@@ -21,16 +27,9 @@ STEP_S = 60
 
 
 def shown(
-    first_h: float,
-    last_h: float,
-    mig: str = "",
-    profile: str | None = None,
-    total: float | None = WHOLE_MIB,
-    *,
-    host: str = "n1",
-    hbm: float = 1000.0,
-    label: int | None = None,
-) -> Rows:
+    first_h: float, last_h: float, mig: str = "", profile: str | None = None, total: float | None = WHOLE_MIB, *,
+    host: str = "n1", hbm: float = 1000.0, label: int | None = None,
+) -> Rows:  # fmt: skip
     """A sample a minute of GPU 0, or of an instance of it."""
     times = range(round(T0_S + first_h * HOUR_S), round(T0_S + last_h * HOUR_S), STEP_S)
     return [
@@ -246,4 +245,35 @@ def drop_column(site: Site, table: str, column: str) -> None:
     assert paths and column in TABLES[table].schema.names
     for path in paths:
         rows = pq.ParquetFile(path).read()
-        pq.write_table(rows.drop_columns([column]).replace_schema_metadata(), path)  # without almanac's seal
+        with path.open("w+b") as out:
+            write_sealed(rows.drop_columns([column]).replace_schema_metadata(), out)
+
+
+START_S = 1_741_046_400  # midnight UTC
+DAY = START_S // 86_400
+COUNTED_MS = (-(2**60), 2**60)
+
+
+def gpu(number: int, step_s: int, length_s: int, start_s: int = START_S, mig: str = "") -> pd.DataFrame:
+    times = np.arange(start_s, start_s + length_s, step_s) * 1000
+    return pd.DataFrame({"host": "n1", "gpu": number, "mig": mig, "time_ms": times})
+
+
+def look(root: Path, *frames: pd.DataFrame, counted_ms: tuple[int, int] = COUNTED_MS) -> Survey:
+    from small_sites import telemetry
+
+    store = Store.create(root)
+    store.of("c").write("telemetry", telemetry(pd.concat(frames, ignore_index=True)))
+    with store.connect() as db:
+        return survey(db, split_files(store.of("c").files("telemetry")), counted_ms)
+
+
+def test_units_are_seen_by_the_day_with_what_their_samples_name(tmp_path: Path) -> None:
+    whole, instance = gpu(0, 10, 40), gpu(1, 10, 40, mig="3")
+    whole["model"] = [None, "A", "B", None]
+    whole["hbm_total_mib"] = [np.nan, 40_960.0, 40_960.0, 70_000.0]
+    instance["model"] = None
+    found = look(tmp_path, whole, instance, gpu(0, 10, 20, START_S + 86_400))
+    rows = [(row["gpu"], row["mig"], row["day"], row["model"], row["total_mib"]) for row in found.units.to_pylist()]
+    assert rows == [(0, "", DAY, "B", 40_960.0), (0, "", DAY + 1, None, None), (1, "3", DAY, None, None)]
+    assert found.inventory().units["n1", DAY] == {(0, ""), (1, "3")}

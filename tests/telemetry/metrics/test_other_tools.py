@@ -1,4 +1,4 @@
-"""The numbers of docs/other-tools.md: one job as almanac, jobstats, and Omnistat show it."""
+"""Figures of other tools as docs/other-tools.md has them, and the metrics that need each counter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from small_sites import side_by_side
 
 from telemetry.attribution.allocations import JobRun
+from telemetry.counters import COUNTERS
 
 PAGE = Path(__file__).parents[3] / "docs" / "other-tools.md"
 START_S = 1_741_046_400  # a full minute
@@ -72,3 +74,33 @@ def test_the_tensor_ridge_of_the_a100_lies_16_times_as_high_as_the_authors() -> 
     assert ours == 16 * 19.5e12
     page = (PAGE.parent / "characterize.md").read_text(encoding="utf-8")
     assert "312e12" in page and "19.5e12" in page and "16 times" in page
+
+
+FEEDS_START_S, SAMPLES = 1_741_046_400, 120
+TYPICAL = {"gpu_util_pct": 80.0, "hbm_used_mib": 20_000.0, "hbm_total_mib": 40_960.0, "power_w": 300.0, "temp_c": 50.0}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    """Two GPUs of one job, every counter known."""
+    rng = np.random.default_rng(1)
+    gpus = []
+    for gpu in range(2):
+        rows = pd.DataFrame(
+            {"host": "n1", "gpu": gpu, "mig": "", "time_ms": FEEDS_START_S * 1000 + np.arange(SAMPLES) * 10_000}
+        )
+        for counter in COUNTERS:
+            rows[counter.column] = TYPICAL.get(counter.column, 0.5) * (1 + 0.1 * rng.random(SAMPLES))
+        gpus.append(rows.assign(energy_mj=1e9 + np.arange(SAMPLES) * 3e6))
+    return pd.concat(gpus, ignore_index=True)
+
+
+def test_a_counter_feeds_what_is_null_without_it(run: Any, frame: pd.DataFrame) -> None:
+    job = JobRun(1, FEEDS_START_S, FEEDS_START_S, FEEDS_START_S + SAMPLES * 10, 2, ("n1",))
+    frames = [frame, *(frame.assign(**{counter.column: np.nan}) for counter in COUNTERS)]
+    rows = [row for row, _ in side_by_side(run, [(each, job) for each in frames])]
+    lost = [{name for name in row.keys() - {"mig_profile", "gpu_errors"} if row[name] is None} for row in rows]
+    assert lost[0] == set()
+    for counter, names in zip(COUNTERS, lost[1:], strict=True):
+        # Null without an error, too.
+        assert names - {f"mean_{counter.column}"} == set(counter.feeds) - {"gpu_errors"}, counter.column

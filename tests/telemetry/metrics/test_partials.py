@@ -1,10 +1,9 @@
-"""Partials: small, exact, mergeable in any order, and computed from what allocations touch only."""
+"""Partials: small, exact, and mergeable in any order; chunks of files, and reductions over runs of rows."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from telemetry.attribution.allocations import JobRun
-from telemetry.metrics.chunks import map_partials, silent
-from telemetry.metrics.columns import HIGHEST, NUMBER, TOTAL, Rows, packed, unpacked
+from telemetry.metrics.arrays import HIGHEST, NUMBER, TOTAL, Files, RowRuns, Rows, packed, unpacked
 from telemetry.metrics.engine import Prepared, complete, prepare
-from telemetry.metrics.options import Options
-from telemetry.metrics.partials import ALLOCATION, FAMILIES, Partials, compute_partials, merge_partials
+from telemetry.metrics.partials import (
+    ALLOCATION,
+    BYTES_A_ROW,
+    FAMILIES,
+    MetricOptions,
+    Partials,
+    _workers,
+    compute_partials,
+    map_partials,
+    merge_partials,
+    silent,
+)
+from telemetry.store.database import connect
+from telemetry.store.partitions import write_sealed
 from telemetry.store.store import Store
 
 HOUR_S, START_S = 3600, 1_741_046_400 - 2 * 3600  # two hours before midnight UTC
@@ -68,7 +80,7 @@ def prepared(db: duckdb.DuckDBPyConnection, store: Store, *jobs: JobRun) -> Prep
 def jobs_of(db: duckdb.DuckDBPyConnection, found: Prepared, partials: Partials) -> list[dict[str, Any]]:
     from small_sites import OPEN
 
-    return complete(db, found, partials, OPEN)[0].jobs.to_pylist()
+    return complete(db, found, partials, OPEN).jobs.to_pylist()
 
 
 def mapped(db: duckdb.DuckDBPyConnection, found: Prepared) -> Partials:
@@ -91,10 +103,8 @@ def test_allocations_that_overlap_each_get_their_samples(store: Store) -> None:
         expected = [jobs_of(db, each, mapped(db, each))[0] for each in alone]
         tables: list[pa.Table] = []
         for number, each in enumerate(alone):
-            shifted = {
-                "allocation": pa.array([2 * number, 2 * number + 1], pa.int32()),
-                "job": pa.array([number] * 2, pa.int32()),
-            }
+            numbers = {"allocation": [2 * number, 2 * number + 1], "job": [number] * 2}
+            shifted = {name: pa.array(values, pa.int32()) for name, values in numbers.items()}
             columns = [shifted.get(name, each.work.allocations[name]) for name in each.work.allocations.column_names]
             tables.append(pa.table(columns, schema=each.work.allocations.schema))
         frames = [
@@ -112,22 +122,14 @@ def test_allocations_that_overlap_each_get_their_samples(store: Store) -> None:
 def test_partials_of_files_merge_in_any_order_and_travel(store: Store) -> None:
     with store.connect() as db:
         found = prepared(db, store, job(0.2, 3.9))
-        hours = [
-            compute_partials(
-                db,
-                type(chunk)((path,), chunk.from_ms, chunk.until_ms, True),
-                found.work.allocations,
-                Options(),
-                COUNTED_MS,
-            )
-            for chunk in found.work.chunks
-            for path in chunk.paths
-        ]
+        parts = [replace(chunk, paths=(path,), is_sorted=True) for chunk in found.work.chunks for path in chunk.paths]
+        more = found.work.allocations, MetricOptions(), COUNTED_MS
+        hours = [compute_partials(db, part, *more) for part in parts]
         whole = jobs_of(db, found, mapped(db, found))[0]
         assert len(hours) == 4
         hours = pickle.loads(pickle.dumps(hours))
         neighbors = [merge_partials(db, hours[2:]), merge_partials(db, hours[:2])]
-        for parts in [neighbors, *permutations(hours)]:
+        for parts in (neighbors, hours[::-1], [hours[place] for place in (2, 0, 3, 1)]):
             assert_close(whole, jobs_of(db, found, merge_partials(db, parts))[0])
 
 
@@ -142,21 +144,23 @@ def test_hours_without_an_allocation_are_not_read(store: Store) -> None:
 
 @pytest.mark.parametrize("fault", ["unsorted", "twice", "another hour"])
 def test_files_of_the_store_that_are_not_as_the_store_keeps_them_are_sorted_first(store: Store, fault: str) -> None:
+    def write(path: Path, *parts: pa.Table) -> None:
+        with path.open("w+b") as out:
+            write_sealed(pa.concat_tables(parts).replace_schema_metadata(), out)
+
     with store.connect() as db:
         found = prepared(db, store, job(0.5, 3.5))
         expected = jobs_of(db, found, mapped(db, found))[0]
         one, other = store.of("c").files("telemetry")[:2]
         rows, more = (pq.read_table(path, partitioning=None) for path in (one, other))
         if fault == "unsorted":
-            pq.write_table(rows.take(np.random.default_rng(1).permutation(len(rows))), one)
+            write(one, rows.take(np.random.default_rng(1).permutation(len(rows))))
         elif fault == "twice":
-            pq.write_table(
-                pa.concat_tables([rows, rows.slice(3, 5)]).sort_by([("gpu", "ascending"), ("time_ms", "ascending")]),
-                one,
-            )
+            twice = pa.concat_tables([rows, rows.slice(3, 5)])
+            write(one, twice.sort_by([("gpu", "ascending"), ("time_ms", "ascending")]))
         else:
-            pq.write_table(pa.concat_tables([rows, more.slice(0, 7)]), one)
-            pq.write_table(more.slice(7), other)
+            write(one, rows, more.slice(0, 7))
+            write(other, more.slice(7))
         again = prepared(db, store, job(0.5, 3.5))
         assert [chunk.is_sorted for chunk in again.work.chunks] == [False, True]
         assert again.seen.counted == found.seen.counted
@@ -172,24 +176,11 @@ def test_no_chunks_give_no_partials(store: Store) -> None:
 
 
 def test_tables_are_as_narrow_as_their_values_allow_and_lose_nothing() -> None:
-    kinds = {
-        "allocation": NUMBER,
-        "few": NUMBER,
-        "many": NUMBER,
-        "total": TOTAL,
-        "whole": TOTAL,
-        "none": HIGHEST,
-        "zero": TOTAL,
-    }
-    rows = {
-        "allocation": np.array([0, 300, 70_000]),
-        "few": np.array([-1, 0, 127]),
-        "many": np.array([0, 2**53 + 1, 2**62]),
-        "total": np.array([0.1, 0.0, np.nan]),
-        "whole": np.array([0.0, 1000.0, 2.0]),
-        "none": np.full(3, np.nan),
-        "zero": np.zeros(3),
-    }
+    kinds = {**dict.fromkeys(("allocation", "few", "many"), NUMBER), **dict.fromkeys(("total", "whole"), TOTAL),
+             "none": HIGHEST, "zero": TOTAL}  # fmt: skip
+    given = ([0, 300, 70_000], [-1, 0, 127], [0, 2**53 + 1, 2**62], [0.1, 0.0, np.nan], [0.0, 1000.0, 2.0],
+             [np.nan] * 3, [0.0] * 3)  # fmt: skip
+    rows = dict(zip(kinds, map(np.array, given), strict=True))
     table = packed(kinds, rows)
     assert [str(field.type) for field in table.schema] == ["int32", "int8", "int64", "double", "int16"]
     wide = Rows(kinds, [unpacked(table)])
@@ -214,3 +205,60 @@ def test_an_hour_in_which_a_job_has_no_samples_adds_nothing(tmp_path: Path, stor
     same = ["samples", "hbm_max_mib", "hbm_peak_ms", "energy_resets", "spatial_imbalance", "intensity_bins_tensor"]
     same += ["compute_frac_fp64", "mean_gpu_util_pct", "hbm_growth_mib_h", "temporal_imbalance"]
     assert_close({name: expected[name] for name in same}, row)
+
+
+ROWS = 400_000
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> list[Files]:
+    pq.write_table(pa.table({"gpu": pa.nulls(ROWS, pa.int16())}), tmp_path / "0000.parquet")
+    return [Files((tmp_path / "0000.parquet",), 0, 1, is_sorted=False)] * 9
+
+
+@pytest.mark.parametrize(("limit_mib", "workers"), [(64, 1), (128, 1), (256, 2), (512, 5), (2048, 8)])
+def test_hours_take_at_most_half_of_the_memory(chunks: list[Files], limit_mib: int, workers: int) -> None:
+    with connect([], memory_limit_mib=limit_mib, threads=8) as db:
+        assert _workers(db, chunks) == workers
+    assert workers == 1 or workers * ROWS * BYTES_A_ROW <= limit_mib * 2**20 / 2
+
+
+def test_without_a_limit_there_are_as_many_as_threads(chunks: list[Files]) -> None:
+    with connect([], threads=3) as db:
+        db.execute("SET memory_limit = '100TiB'").fetchall()
+        assert _workers(db, chunks) == 3
+        assert _workers(db, []) == 3
+
+
+VALUE = st.one_of(st.just(np.nan), st.integers(-50, 50).map(float))
+KEYED = st.lists(st.tuples(st.integers(0, 3), VALUE, st.booleans()), max_size=30)
+
+
+def split(keys: list[int], values: list[Any]) -> list[list[Any]]:
+    """Neighbors of equal keys."""
+    parts: list[list[Any]] = []
+    for place, value in enumerate(values):
+        if place and keys[place] == keys[place - 1]:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return parts
+
+
+@given(KEYED)
+def test_reductions(rows: list[tuple[int, float, bool]]) -> None:
+    keys, values, flags = ([row[place] for row in rows] for place in range(3))
+    runs = RowRuns.of(np.array(keys, int))
+    parts, flagged = split(keys, values), split(keys, flags)
+    known = [[value for value in part if value == value] for part in parts]
+    array, flag = np.array(values, np.float32), np.array(flags, bool)
+    assert runs.lengths.tolist() == [len(part) for part in parts]
+    np.testing.assert_array_equal(runs.sum(array), [sum(part) for part in parts])
+    np.testing.assert_array_equal(runs.sum(flag), [sum(part) for part in flagged])
+    np.testing.assert_array_equal(runs.max(array), [max(part, default=np.nan) for part in known])
+    np.testing.assert_array_equal(runs.min(array), [min(part, default=np.nan) for part in known])
+    np.testing.assert_array_equal(runs.first(array), [part[0] for part in parts])
+    np.testing.assert_array_equal(runs.last(array), [part[-1] for part in parts])
+    places, kept = runs.where(flag)
+    assert places.tolist() == [place for place, part in enumerate(flagged) if any(part)]
+    assert kept.lengths.tolist() == [sum(part) for part in flagged if any(part)]

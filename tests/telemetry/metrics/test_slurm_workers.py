@@ -85,14 +85,9 @@ def test_a_refusal_of_slurm_is_told_before_anything_is_started(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"walltime": "1\n#SBATCH --uid=0"},
-        {"interface": "a b"},
-        {"worker_python": "/bin/sh;id"},
-        {"worker_python": "/bin/sh${IFS}-c"},
-        {"directives": ("--exclusive\nid",)},
-    ],
-)
+    [{"walltime": "1\n#SBATCH --uid=0"}, {"interface": "a b"}, {"worker_python": "/bin/sh;id"},
+     {"worker_python": "/bin/sh${IFS}-c"}, {"directives": ("--exclusive\nid",)}],
+)  # fmt: skip
 def test_a_value_that_would_be_more_than_a_word_of_the_script_is_refused(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -132,7 +127,7 @@ class Counting:
 
 
 class Site:
-    """What squeue lists and how many workers have come, as the test says; time goes on 10 s at each look."""
+    """A queue and a number of workers as the test sets them; time goes on 10 s at each look."""
 
     def __init__(self) -> None:
         self.queue: list[str] = []
@@ -200,11 +195,9 @@ def test_jobs_that_all_end_at_once_end_the_wait(workers: Any, site: Site, tmp_pa
 
 @pytest.mark.parametrize(
     ("queue", "hint"),
-    [
-        (["5 PENDING Priority", "6 PENDING Resources"], "squeue --start"),
-        (["5 RUNNING None"], "must reach tls://10.0.0.1:1234"),
-    ],
-)
+    [(["5 PENDING Priority", "6 PENDING Resources"], "squeue --start"),
+     (["5 RUNNING None"], "must reach tls://10.0.0.1:1234")],
+)  # fmt: skip
 def test_the_end_of_the_wait_says_what_squeue_says(workers: Any, site: Site, queue: list[str], hint: str) -> None:
     made, _ = workers(jobs=len(queue), cores=1)
     made.want(50)

@@ -1,4 +1,4 @@
-"""Spatial imbalance where samples are missing, out of phase, or of different scrape intervals."""
+"""Means weigh the time between samples; spatial imbalance stands lost samples and other scrape intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from small_sites import OPEN
 
 from almanac.config import Config
 from telemetry.attribution.allocations import JobRun
-from telemetry.metrics.options import Options
+from telemetry.metrics.arrays import RowRuns
+from telemetry.metrics.use import SampleWeights
 
 START_S = 1_741_046_400 - 1800  # half an hour before midnight UTC
 QUICK = examples(0.12)
@@ -52,33 +53,11 @@ def test_an_exporter_that_dies_is_no_imbalance(run: Any, gpus: int) -> None:
     assert row["spatial_windows"] == 15
 
 
-@pytest.mark.parametrize("mig", [("", ""), ("3", "4")], ids=["GPUs", "MIG"])
-def test_equal_gpus_scraped_at_different_intervals_are_even(run: Any, mig: tuple[str, str]) -> None:
-    """Every 1 s and every 60 s. By the paper's sums: 1 - 61/120."""
-    frames = [gpu("n1", 0, np.arange(0, 3600, 1), 80, mig[0]), gpu("n2", 0, np.arange(30, 3600, 60), 80, mig[1])]
-    task = job(3600, 2, "n1", "n2")
-    assert found(run, frames, task, Config())["spatial_imbalance"] == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("phase", [5, 25, 31, 55])
-def test_scrapes_out_of_phase_are_even_in_short_jobs(run: Any, phase: int) -> None:
-    frames = [gpu("n1", 0, np.arange(35, 240, 60)), gpu("n2", 0, np.arange(phase, 240, 60))]
-    row = found(run, frames, job(240, 2, "n1", "n2"), Config())
-    assert row["spatial_imbalance"] == pytest.approx(0, abs=1e-9)
-
-
 def test_windows_widen_to_the_longest_scrape_interval_of_the_job(run: Any) -> None:
     """Scrapes every 300 s, four minutes apart: no minute has both GPUs, but every five minutes do."""
     frames = [gpu("n1", 0, np.arange(10, 3600, 300), 80), gpu("n2", 0, np.arange(250, 3600, 300), 40)]
     row = found(run, frames, job(3600, 2, "n1", "n2"), Config())
     assert (row["spatial_imbalance"], row["spatial_windows"]) == (0.25, 12)
-
-
-@pytest.mark.parametrize("window_s", [1, 5, 30])
-def test_a_window_below_the_scrape_interval_is_widened(run: Any, window_s: int) -> None:
-    frames = [gpu("n1", 0, np.arange(3, 1800, 60), 90), gpu("n2", 0, np.arange(50, 1800, 60), 90)]
-    row = found(run, frames, job(1800, 2, "n1", "n2"), options=Options(window_ms=1000 * window_s))
-    assert (row["spatial_imbalance"], row["spatial_windows"]) == (0.0, 30)
 
 
 def test_a_gpu_that_reads_zero_is_idle_and_counts(run: Any) -> None:
@@ -133,20 +112,19 @@ def constant_sites(draw: st.DrawFn) -> ConstantSite:
     return ConstantSite(frames, job(length_s, len(frames) + silent, *hosts), is_whole)
 
 
-@given(site=constant_sites(), window_s=st.sampled_from([10, 60, 300]))
+@given(site=constant_sites())
 @QUICK
 def test_gpus_of_equal_constant_activity_are_even_under_any_gaps_intervals_and_phases(
-    run: Any, site: ConstantSite, window_s: int
+    run: Any, site: ConstantSite
 ) -> None:
-    options = Options(window_ms=1000 * window_s)
     config = Config() if site.is_whole else OPEN
-    row = found(run, site.frames, site.task, config, options=options)
+    row = found(run, site.frames, site.task, config)
     seen = sum(len(frame) > 0 for frame in site.frames)
     imbalance = row["spatial_imbalance"]
     assert row["gpus_seen"] == seen
     assert (row["temporal_imbalance"] or 0) == pytest.approx(0, abs=1e-6)
     assert imbalance == pytest.approx(0, abs=1e-9) if imbalance is not None else not site.is_whole or seen < 2
-    cut = found(run, site.frames, site.task, config, options=options, stored=False)
+    cut = found(run, site.frames, site.task, config, stored=False)
     assert cut["spatial_windows"] == row["spatial_windows"]
     assert (cut["spatial_imbalance"] or 0) == pytest.approx(imbalance or 0, rel=1e-12, abs=1e-12)
 
@@ -161,3 +139,65 @@ def test_whole_data_of_equal_intervals_give_the_papers_value(run: Any, seed: int
     expected = papers_spatial_imbalance([(1000 * (START_S + times), its) for its in values], 60_000)
     row = found(run, frames, job(3600, gpus, "n1"))
     assert row["spatial_imbalance"] == pytest.approx(expected, rel=1e-9)
+
+
+WEIGHTS_START_S = 1_741_046_400  # midnight UTC
+QUICKEST = examples(0.06)
+
+
+def metrics(run: Any, times_s: Any, values: Any, config: Config = OPEN, **columns: Any) -> dict[str, Any]:
+    """Metrics of one GPU with GPU_UTIL `values`, times_s after the start, for a job until the next full half hour."""
+    time_ms = (1000 * (WEIGHTS_START_S + np.asarray(times_s, float))).astype(np.int64)
+    frame = pd.DataFrame({"host": "n1", "gpu": 0, "mig": "", "time_ms": time_ms, "gpu_util_pct": values, **columns})
+    length_s = 1800 * (1 + int(np.max(times_s)) // 1800)
+    rows, _ = run(
+        frame, [JobRun(1, WEIGHTS_START_S, WEIGHTS_START_S, WEIGHTS_START_S + length_s, 1, ("n1",))], config=config
+    )
+    row: dict[str, Any] = rows[1]
+    return row
+
+
+def of(times_s: list[float], interval_s: float = 10) -> list[float]:
+    """Weights of one run of samples, in s."""
+    time_ms = (1000 * np.array(times_s)).astype(np.int64)
+    found = SampleWeights.of(RowRuns.of_lengths(np.array([len(time_ms)])), time_ms, np.array([1000.0 * interval_s]))
+    extra = dict(zip(found.rows.tolist(), found.extra.tolist(), strict=True))
+    return [round(interval_s * (1 + extra.get(row, 0.0)), 9) for row in range(len(time_ms))]
+
+
+@pytest.mark.parametrize("from_s", [0, 900, 1800], ids=["within an hour", "across an hour", "at an hour"])
+def test_idle_every_second_and_then_busy_every_minute_is_half_busy(run: Any, from_s: int) -> None:
+    """1800 samples of 0 and 30 of 100: by number 1.6%."""
+    times = from_s + np.concatenate([np.arange(0, 1800, 1), np.arange(1800, 3600, 60)])
+    row = metrics(run, times, np.repeat([0.0, 100.0], [1800, 30]))
+    assert row["mean_gpu_util_pct"] == pytest.approx(50, abs=1e-9)
+    assert row["temporal_imbalance"] == pytest.approx(0.5, abs=1e-9)
+
+
+def test_a_sample_weighs_the_time_to_the_next_but_does_not_fill_a_gap() -> None:
+    for times_s, expected in [
+        ([0, 10, 20, 30], [10, 10, 10, 10]), ([0, 10.4, 20.2, 30], [10, 10, 10, 10]), ([0, 60, 120], [60, 60, 60]),
+        ([100], [10]), ([0, 1200], [1200, 1200]), ([0, 10, 20, 620, 630], [10, 10, 20, 10, 10]),
+        ([0, 10, 20, 620], [10, 10, 20, 20]), ([0, 600, 610, 620], [20, 10, 10, 10]),
+        ([0, 1, 2, 62, 122], [1, 1, 60, 60, 60]),
+    ]:  # fmt: skip
+        assert of(times_s) == expected
+
+
+@given(seed=st.integers(0, 10**6), step_s=st.sampled_from([1, 7, 30, 60, 300]))
+@QUICKEST
+def test_the_mean_of_even_samples_is_the_plain_mean(run: Any, seed: int, step_s: int) -> None:
+    rng = np.random.default_rng(seed)
+    times = np.arange(rng.integers(0, step_s), 5000, step_s)
+    values = rng.uniform(0, 100, len(times)).astype("f4")
+    row = metrics(run, times, values)
+    assert row["mean_gpu_util_pct"] == pytest.approx(float(np.mean(values, dtype="f8")), rel=1e-9)
+
+
+def test_a_missing_value_takes_its_weight_with_it(run: Any) -> None:
+    """Every 1 s for 10 s, then every 10 s. Power is known in four samples. One of them weighs 1 s."""
+    times = [*range(10), *range(10, 60, 10)]
+    power = [np.nan] * 9 + [100.0, np.nan, np.nan, 200.0, 200.0, 200.0]
+    row = metrics(run, times, 50.0, power_w=power, temp_c=np.nan)
+    assert row["mean_power_w"] == pytest.approx((100 * 1 + 200 * 30) / 31, rel=1e-12)
+    assert (row["mean_gpu_util_pct"], row["mean_temp_c"]) == (pytest.approx(50, rel=1e-12), None)

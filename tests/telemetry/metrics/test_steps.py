@@ -1,8 +1,8 @@
-"""What each step of a job did, and what cannot be told of it."""
+"""Metrics of each step of a job, and steps that have none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from almanac.config import Config, Filters
 from telemetry.attribution.allocations import UNBOUND, Attribution, JobRun, attribute, parse_hosts
 from telemetry.attribution.seen_units import Inventory
-from telemetry.metrics.catalogue import JOB_METRICS, STEP_METRICS
+from telemetry.counters import STEP_METRICS
 from telemetry.metrics.steps import (
     CONCURRENT,
     NO_GPUS,
     SOME_GPUS,
     UNKNOWN_COUNT,
-    Step,
+    MeasuredStep,
     StepCounts,
     attribute_steps,
     concurrent_steps,
-)
-from telemetry.metrics.summary import summarize
-from telemetry.metrics.summary_counts import SummaryCounts
+)  # fmt: skip
+from telemetry.metrics.summary import SummaryCounts, summarize
 from telemetry.store.schema import BINDINGS, JOBS, STEPS, TELEMETRY
 from telemetry.store.store import Store
 
@@ -34,8 +33,8 @@ START_S = 1_741_046_400  # midnight UTC
 OPEN = Config(filters=Filters(min_elapsed_s=0, min_gpu_util_pct=-1.0, min_coverage=0.0))
 
 
-def step(name: str, start_s: int, end_s: int, gpus: int | None = 4, on: str = "n1", job: int = 0) -> Step:
-    return Step(job, name, start_s, end_s, gpus, parse_hosts(on))
+def step(name: str, start_s: int, end_s: int, gpus: int | None = 4, on: str = "n1", job: int = 0) -> MeasuredStep:
+    return MeasuredStep(job, name, start_s, end_s, gpus, parse_hosts(on))
 
 
 def owned(*jobs: JobRun, gpus: int = 4) -> Attribution:
@@ -73,27 +72,28 @@ def test_steps_at_the_same_time_on_different_hosts_are_told_apart() -> None:
 
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_steps_at_the_same_time_on_one_host_are_excluded(gpus: int) -> None:
-    """Whether each has half of the GPUs, or both have all of them (srun --overlap)."""
+    """Each has half of the GPUs, or both have all of them (srun --overlap)."""
     steps = [step("0", 0, 10), step("1", 10, 20, gpus), step("2", 19, 30, gpus), step("3", 30, 40)]
     found = attribute_steps(steps, [job()], owned(job()))
     assert set(claimed(found)) == {0, 3}
     assert found.failed == {1: CONCURRENT, 2: CONCURRENT}
 
 
-def test_a_step_without_gpus_takes_none_and_disturbs_nobody() -> None:
-    found = attribute_steps([step("0", 0, 50), step("1", 10, 20, 0)], [job()], owned(job()))
-    assert set(claimed(found)) == {0} and found.failed == {1: NO_GPUS}
-
-
-def test_a_step_of_unknown_gpus_may_have_any_of_them() -> None:
-    found = attribute_steps([step("0", 0, 50), step("1", 10, 20, None), step("2", 60, 70)], [job()], owned(job()))
-    assert set(claimed(found)) == {2} and found.failed == {0: CONCURRENT, 1: UNKNOWN_COUNT}
-
-
-def test_a_step_with_fewer_gpus_than_its_job_has_there_is_excluded() -> None:
-    """The others idle, or the batch script uses them: the step's own cannot be named."""
-    found = attribute_steps([step("0", 0, 50, 1), step("1", 60, 70)], [job()], owned(job()))
-    assert set(claimed(found)) == {1} and found.failed == {0: SOME_GPUS}
+@pytest.mark.parametrize(
+    ("steps", "owners", "failed"),
+    [
+        ([step("0", 0, 50), step("1", 10, 20, 0)], {0}, {1: NO_GPUS}),  # disturbs nobody
+        # unknown GPUs may be any of them
+        ([step("0", 0, 50), step("1", 10, 20, None), step("2", 60, 70)], {2}, {0: CONCURRENT, 1: UNKNOWN_COUNT}),
+        # fewer GPUs than its job has there: the others idle, or the batch script uses them
+        ([step("0", 0, 50, 1), step("1", 60, 70)], {1}, {0: SOME_GPUS}),
+    ],
+)
+def test_a_step_whose_own_gpus_cannot_be_named_is_excluded(
+    steps: list[MeasuredStep], owners: set[int], failed: dict[int, str]
+) -> None:
+    found = attribute_steps(steps, [job()], owned(job()))
+    assert (set(claimed(found)), found.failed) == (owners, failed)
 
 
 def test_gpus_on_hosts_without_telemetry_are_counted_as_the_jobs() -> None:
@@ -147,13 +147,18 @@ class Site:
         row = {"job_id": job_id, "submit_s": START_S, "step": name, "gpu_count": gpus, "node_list": nodes}
         self._write("steps", STEPS, [{**row, "start_s": START_S + start, "end_s": START_S + end}])
 
-    def samples(self, host: str, gpu: int, util: Sequence[float], **more: Any) -> None:
+    def samples(self, host: str, gpu: int, util: Sequence[float], from_s: int = 0, **more: Any) -> None:
         rows = [
-            {"host": host, "gpu": gpu, "mig": "", "time_ms": (START_S + 10 * n) * 1000, "gpu_util_pct": value,
+            {"host": host, "gpu": gpu, "mig": "", "time_ms": (START_S + from_s + 10 * n) * 1000, "gpu_util_pct": value,
              "hbm_used_mib": 100.0 * (n + 1), "energy_mj": 100_000.0 * n, "model": "NVIDIA A100-SXM4-40GB", **more}
             for n, value in enumerate(util)
         ]  # fmt: skip
         self._write("telemetry", TELEMETRY, rows)
+
+    def bindings(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._write(
+            "bindings", BINDINGS, [{"host": "n1", "origin": "prolog", "seen_s": START_S, **row} for row in rows]
+        )
 
     def _write(self, table: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:
         self.store.of("c").write(table, pa.Table.from_pylist(rows, schema=schema))
@@ -190,22 +195,19 @@ def test_metrics_of_each_step(site: Site) -> None:
     assert [row["spatial_imbalance"] for row in (first, second)] == pytest.approx([1 / 3, 2 / 9], rel=1e-12)
     assert [row["energy_j"] for row in (first, second)] == pytest.approx([1200.0, 1200.0], rel=1e-12)
     assert [row["coverage_frac"] for row in (first, second)] == [1.0, 1.0]
-    assert {(row["verdict"], row["attributed_by"], row["gpus_seen"]) for row in (first, second)} == {
-        ("ok", "whole node", 2)
-    }
+    for row in (first, second):
+        assert (row["verdict"], row["attributed_by"], row["gpus_seen"]) == ("ok", "whole node", 2)
     assert site.store.of("c").read("job_metrics")["mean_gpu_util_pct"].to_pylist() == [30.0]
     assert counts.steps.as_dict() == {
         "jobs": 1, "steps": 2, "verdicts": {"ok": 2}, "samples": 36, "samples_without_step": 12,
     }  # fmt: skip
     assert counts.as_dict()["steps"] == counts.steps.as_dict()
-    assert {
-        "steps: 2 in 1 jobs: 2 ok",
-        "  samples: 36 of these jobs, 12 of no step that was measured",
-    } <= set(counts.lines())
+    said = {"steps: 2 in 1 jobs: 2 ok", "  samples: 36 of these jobs, 12 of no step that was measured"}
+    assert said <= set(counts.lines())
 
 
 def test_a_step_as_long_as_its_job_has_the_metrics_of_the_job(site: Site) -> None:
-    """And a step without GPUs beside it, so that the job has two."""
+    """The job has a step without GPUs, too, so that it has two."""
     two_steps(site)
     site.job(2, 0, 180, 2, "n2")
     for gpu, util in enumerate(([40.0] * 9 + [80.0] * 9, [100.0] * 18)):
@@ -216,9 +218,8 @@ def test_a_step_as_long_as_its_job_has_the_metrics_of_the_job(site: Site) -> Non
     [whole] = [row for row in site.store.of("c").read("job_metrics").to_pylist() if row["job_id"] == 2]
     found = site.steps()[2, "0"]
     assert found["class_fp64"] == "compute"
-    assert {name: found[name] for name in STEP_METRICS.names if name != "step"} == {
-        name: whole[name] for name in STEP_METRICS.names if name != "step"
-    }
+    for name in set(STEP_METRICS.names) - {"step"}:
+        assert found[name] == whole[name], name
 
 
 def test_steps_that_cannot_be_measured_keep_their_row_and_its_reason(site: Site) -> None:
@@ -286,8 +287,7 @@ def test_steps_of_jobs_that_share_a_node_have_their_own_jobs_gpus(site: Site) ->
         site.samples("n1", number, [10.0 * number] * 6 + [20.0 * number] * 6)
         site.step(number, "0", 0, 60, 1)
         site.step(number, "1", 60, 120, 1)
-    bound = [{"job_id": n, "host": "n1", "gpu": n, "origin": "prolog", "seen_s": START_S} for n in (1, 2)]
-    site.store.of("c").write("bindings", pa.Table.from_pylist(bound, schema=BINDINGS))
+    site.bindings({"job_id": n, "gpu": n} for n in (1, 2))
     site.summarize()
     assert {key: row["mean_gpu_util_pct"] for key, row in site.steps().items()} == {
         (1, "0"): 10.0, (1, "1"): 20.0, (2, "0"): 20.0, (2, "1"): 40.0,
@@ -313,12 +313,7 @@ def test_the_samples_of_a_packed_gpu_count_once(site: Site, has_steps: bool) -> 
 def test_a_step_over_midnight_has_the_samples_of_both_days(site: Site) -> None:
     site.job(1, -30, 90, 2, "n1", submit_s=START_S)
     for gpu, high in enumerate((100.0, 50.0)):
-        rows = [
-            {"host": "n1", "gpu": gpu, "mig": "", "time_ms": (START_S - 30 + 10 * n) * 1000,
-             "gpu_util_pct": high if n < 6 else 100.0}
-            for n in range(12)
-        ]  # fmt: skip
-        site.store.of("c").write("telemetry", pa.Table.from_pylist(rows, schema=TELEMETRY))
+        site.samples("n1", gpu, [high] * 6 + [100.0] * 6, from_s=-30)
     site.step(1, "0", -30, 30, 2)
     site.step(1, "1", 30, 90, 2)
     site.summarize()
@@ -332,17 +327,8 @@ def test_mig_instances_of_one_gpu_go_to_the_jobs_whose_records_name_them(site: S
     for number, mig in ((1, "7"), (2, "13")):
         site.job(number, 0, 60, 1, "n1")
         site.samples("n1", 0, [0.0] * 6, mig=mig, uuid="GPU-a", sm_active_frac=0.25 * number)
-    bound = [
-        {"job_id": n, "host": "n1", "gpu": n + 3, "origin": "prolog", "seen_s": START_S, "uuid": "GPU-a", "mig": mig}
-        for n, mig in ((1, "7"), (2, "13"))
-    ]
-    site.store.of("c").write("bindings", pa.Table.from_pylist(bound, schema=BINDINGS))
+    site.bindings({"job_id": n, "gpu": n + 3, "uuid": "GPU-a", "mig": mig} for n, mig in ((1, "7"), (2, "13")))
     site.summarize()
     rows = {row["job_id"]: row for row in site.store.of("c").read("job_metrics").to_pylist()}
     assert [(rows[n]["attributed_by"], rows[n]["samples"]) for n in (1, 2)] == [("prolog", 6), ("prolog", 6)]
     assert [rows[n]["mean_sm_active_frac"] for n in (1, 2)] == [0.25, 0.5]
-
-
-def test_step_metrics_are_columns_of_job_metrics() -> None:
-    assert set(STEP_METRICS.names) - set(JOB_METRICS.names) == {"step"}
-    assert "spatial_imbalance" in STEP_METRICS.names and "coverage_frac" in STEP_METRICS.names

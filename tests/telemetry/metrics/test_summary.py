@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
 
-from almanac.errors import BusyError, DamageWarning
+from almanac.errors import DamageWarning
 from telemetry.attribution.allocations import DOUBLY_BOUND, UNBOUND
-from telemetry.store.marks import day_text
+from telemetry.store.progress import day_text
 
 
 def node(host: str, first_h: float, last_h: float, **given: Any) -> Rows:
@@ -24,30 +21,19 @@ def node(host: str, first_h: float, last_h: float, **given: Any) -> Rows:
 def two_days() -> list[Rows]:
     """n1 and n2: two GPUs each. n3: one GPU, in two MIG instances. A sample every ten minutes of two days."""
     return [
-        node("n1", 0, 48),
-        samples("n2", 0, 0, 1, util=0.0),
-        samples("n2", 0, 1, 3, util=80.0, hbm=2000.0, label=2),
-        samples("n2", 0, 3, 48, util=0.0),
-        samples("n2", 1, 0, 2, util=0.0),
-        samples("n2", 1, 2, 4, util=40.0, hbm=3000.0, label=3),
-        samples("n2", 1, 4, 48, util=0.0),
-        samples("n3", 0, 0, 48, util=20.0, hbm=500.0, mig="1"),
-        samples("n3", 0, 0, 48, util=60.0, hbm=700.0, mig="2"),
-    ]
+        node("n1", 0, 48), samples("n2", 0, 0, 1, util=0.0), samples("n2", 0, 1, 3, util=80.0, hbm=2000.0, label=2),
+        samples("n2", 0, 3, 48, util=0.0), samples("n2", 1, 0, 2, util=0.0),
+        samples("n2", 1, 2, 4, util=40.0, hbm=3000.0, label=3), samples("n2", 1, 4, 48, util=0.0),
+        samples("n3", 0, 0, 48, util=20.0, hbm=500.0, mig="1"), samples("n3", 0, 0, 48, util=60.0, hbm=700.0, mig="2"),
+    ]  # fmt: skip
 
 
 def all_jobs() -> list[dict[str, Any]]:
     return [
-        job(1, 1, 2, "n1", 2),
-        job(2, 1, 3, "n2", 1),
-        job(3, 2, 4, "n2", 1),
-        job(4, 23, 25, "n1", 2),
-        job(5, 4, 5, "n1", 2, state="REQUEUED"),
-        job(5, 6, 6.5, "n1", 2),
-        job(7, 9, 11, "n3", 2),
-        job(8, 30, None, "n1", 2),
-        job(9, 1, 2, "n1", 0),
-    ]
+        job(1, 1, 2, "n1", 2), job(2, 1, 3, "n2", 1), job(3, 2, 4, "n2", 1), job(4, 23, 25, "n1", 2),
+        job(5, 4, 5, "n1", 2, state="REQUEUED"), job(5, 6, 6.5, "n1", 2), job(7, 9, 11, "n3", 2),
+        job(8, 30, None, "n1", 2), job(9, 1, 2, "n1", 0),
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -85,34 +71,6 @@ def test_every_sample_goes_to_the_job_that_had_the_gpu(filled: Site) -> None:
     assert filled.open_days == []
 
 
-def test_a_job_across_the_change_of_clocks_has_all_its_samples(
-    filled: Site, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """At 10:00 UTC clocks in Los Angeles went from 02:00 to 03:00; job 7 ran from 09:00 to 11:00 UTC."""
-    request.addfinalizer(time.tzset)
-    monkeypatch.setenv("TZ", "America/Los_Angeles")
-    time.tzset()
-    assert time.localtime(T0_S + 9 * 3600).tm_hour == 1
-    assert time.localtime(T0_S + 11 * 3600).tm_hour == 4
-    filled.summarize()
-    assert filled.found()[7, 9]["samples"] == 24
-    assert filled.found()[7, 9]["coverage_frac"] == 1.0
-
-
-def test_order_duplicates_and_lateness_of_samples_change_nothing(filled: Site, new_site: Callable[[], Site]) -> None:
-    filled.summarize()
-    other = new_site()
-    other.jobs(*all_jobs())
-    rows = [row for part in two_days() for row in part]
-    random.Random(3).shuffle(rows)
-    other.telemetry(rows[:900], rows[400:700])
-    other.summarize()
-    assert not is_same(other.tables(), filled.tables())
-    other.telemetry(rows[600:])
-    other.summarize()
-    assert is_same(other.tables(), filled.tables())
-
-
 def test_nothing_new_opens_nothing_and_computes_nothing(filled: Site) -> None:
     filled.summarize()
     assert filled.telemetry(*two_days()) == []
@@ -138,7 +96,7 @@ def test_a_long_span_is_looked_at_in_parts_with_the_same_result(
     for table in ("job_metrics", "gpu_metrics"):
         shutil.rmtree(filled.store.root / table)
     monkeypatch.setattr("telemetry.metrics.summary.MOST_DAYS", 1)
-    filled.store.marks.reopen("c", [DAY, DAY + 1])
+    filled.store.of("c").reopen([DAY, DAY + 1])
     looked_at: list[tuple[int, int]] = []
     counts = filled.summarize(
         *((None, T0_S + 10 * 86_400) if is_span else ()), progress=lambda *step: looked_at.append(step[:2])
@@ -206,16 +164,10 @@ def test_days_apart_are_computed_apart_and_a_job_of_both_counts_once(site: Site)
 
 @pytest.mark.parametrize(
     ("change", "days"),
-    [
-        ({"name": "learned later", "user": "ann", "state": "FAILED"}, []),
-        ({"account": "staff"}, [2]),
-        ({"end_s": T0_S + 74 * 3600}, [2, 3]),
-        ({"end_s": T0_S + 40 * 3600}, [1, 2]),
-        ({"node_list": "n2"}, [0, 1, 2]),
-        ({"gpu_count": 1}, [0, 1, 2]),
-        ({"start_s": T0_S - 3600}, [-1, 0, 1, 2]),
-    ],
-)
+    [({"name": "learned later", "user": "ann", "state": "FAILED"}, []), ({"account": "staff"}, [2]),
+     ({"end_s": T0_S + 74 * 3600}, [2, 3]), ({"end_s": T0_S + 40 * 3600}, [1, 2]), ({"node_list": "n2"}, [0, 1, 2]),
+     ({"gpu_count": 1}, [0, 1, 2]), ({"start_s": T0_S - 3600}, [-1, 0, 1, 2])],
+)  # fmt: skip
 def test_a_changed_record_opens_the_days_that_it_bears_on(site: Site, change: dict[str, Any], days: list[int]) -> None:
     """Whoever had the nodes differs from the earlier of both ends to the later, or all along."""
     record = job(1, 1, 60, "n1", 2, account="ml")
@@ -247,11 +199,8 @@ def test_an_end_that_was_learned_late_opens_the_days_since(site: Site) -> None:
     assert site.verdicts() == {1: "ok", 2: "ok"}
 
 
-def test_records_of_jobs_without_gpus_open_nothing(site: Site) -> None:
+def test_a_record_without_gpus_opens_nothing_and_one_of_an_impossible_time_its_last_days(site: Site) -> None:
     assert site.jobs(job(1, 0, 40, "n1", 0)) == []
-
-
-def test_a_record_of_an_impossible_time_opens_its_last_days_only(site: Site) -> None:
     assert len(site.jobs({**job(1, 0, 1, "n1", 2), "start_s": 1})) == 400
     assert site.jobs({**job(2, 0, 1, "n1", 2), "end_s": 2**50})[:1] == []
 
@@ -279,14 +228,6 @@ def test_a_runaway_record_crowds_nobody_an_hour_after_its_time_limit(site: Site)
     site.jobs(job(1, 4, 5, "n1", 2), job(2, 0, None, "n1", 2, time_limit_s=3 * 3600), job(3, 3.5, 3.9, "n1", 2))
     site.summarize()
     assert site.verdicts() == {1: "ok", 3: UNBOUND}
-
-
-def test_a_job_that_still_runs_may_be_bound_to_the_same_gpu(site: Site) -> None:
-    site.telemetry(node("n1", 0, 72))
-    site.jobs(job(1, 10, 11, "n1", 1), job(2, 1, None, "n1", 1))
-    site.bindings(prolog(1, "n1", 0, 10), prolog(2, "n1", 0, 1))
-    site.summarize()
-    assert site.verdicts() == {1: DOUBLY_BOUND}
 
 
 def test_samples_at_a_jobs_ends_with_the_label_of_another_job_are_not_its_own(site: Site) -> None:
@@ -400,16 +341,18 @@ def test_what_is_stored_while_a_summary_runs_is_left_to_the_next(filled: Site) -
     assert filled.open_days == []
 
 
-def test_progress_moves_on_over_days_apart(site: Site) -> None:
-    site.telemetry(node("n1", 0, 24), node("n1", 72, 96))
-    site.jobs(job(1, 1, 2, "n1", 2), job(2, 80, 81, "n1", 2))
-    seen: list[float] = []
-    site.summarize(progress=lambda done, total, word: seen.append(done / total))
-    assert seen == sorted(seen)
-    assert seen[-1] == 1.0
-
-
-def test_a_second_summary_at_the_same_time_is_refused(filled: Site) -> None:
-    with filled.store.of("c").summarizing(), pytest.raises(BusyError):
-        filled.summarize()
-    assert filled.open_days == [0, 1]
+def test_a_job_with_shards_is_measured_while_it_is_alone_on_its_gpu(site: Site) -> None:
+    """Jobs 1 and 2 share GPU 0 for an hour, job 3 is alone on GPU 1, until a job comes whose GPU is unknown."""
+    parts = {"gpu_share_count": 2}
+    site.telemetry(samples("n1", 0, 0, 3), samples("n1", 1, 0, 3, hbm=4000.0))
+    site.jobs(job(1, 0, 2, "n1", 0, **parts), job(2, 1, 3, "n1", 0, **parts), job(3, 0, 3, "n1", 0, **parts))
+    site.bindings(prolog(1, "n1", 0, 0), prolog(2, "n1", 0, 1), prolog(3, "n1", 1, 0))
+    site.summarize()
+    assert site.verdicts() == {1: "GPU shared with another job", 2: "GPU shared with another job", 3: "ok"}
+    assert site.gpus(3) == [("n1", 1, "")] and site.gpus(1) == []
+    alone = site.found()[3, 0]
+    assert (alone["hbm_peak_mib"], alone["coverage_frac"], alone["gpus_seen"]) == (4000.0, 1.0, 1)
+    assert site.found()[1, 0]["energy_j"] is None, "neither is charged"
+    site.jobs(job(4, 2, 2.5, "n1", 0, **parts))
+    site.summarize()
+    assert site.verdicts()[3] == "GPU shared with another job", "job 4 may have been on either GPU"

@@ -1,17 +1,19 @@
-"""A changed record of a job costs its neighbors only, and gives the rows that a summary of everything gives."""
+"""A changed record of a job costs its neighbors only; a summary that is killed leaves its days open."""
 
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
-from made_site import DAY, T0_S, Rows, Site, is_same, job, prolog, samples
+from made_site import DAY, T0_S, Site, is_same, job, prolog, samples
 from profiles import examples
 
-from telemetry.store.marks import MOST_RUNS
+from telemetry.store.progress import MOST_RUNS
+from telemetry.store.store import ClusterStore
 
 QUICK = (Phase.explicit, Phase.generate)
 HOURS = (1, 9, 25, 33, 49)
@@ -19,14 +21,8 @@ HOURS = (1, 9, 25, 33, 49)
 
 
 def fill(site: Site, hosts: range) -> None:
-    rows: Rows = [
-        row
-        for number in hosts
-        for gpu in (0, 1)
-        for hour in HOURS
-        for row in samples(f"n{number}", gpu, hour, hour + 1, util=10.0 * number + gpu)
-    ]
-    site.telemetry(rows)
+    for number, gpu in product(hosts, (0, 1)):
+        site.telemetry(*(samples(f"n{number}", gpu, hour, hour + 1, util=10.0 * number + gpu) for hour in HOURS))
 
 
 def assert_as_whole(site: Site) -> None:
@@ -87,7 +83,7 @@ def test_a_job_on_a_stale_day_is_computed_once(six: Site) -> None:
 
 
 def test_many_changed_jobs_make_their_days_stale(six: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.store.marks.MOST_RUNS", 1)
+    monkeypatch.setattr("telemetry.store.progress.MOST_RUNS", 1)
     six.jobs(*({**job(n, 1, 10, f"n{n}", 2), "end_s": T0_S + 9 * 3600} for n in (2, 3)))
     stale = six.store.of("c").stale()
     assert (stale.runs, list(stale.days)) == ({}, [DAY])
@@ -97,7 +93,7 @@ def test_many_changed_jobs_make_their_days_stale(six: Site, monkeypatch: pytest.
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What accounting says of a job at some time. hours: None while it runs."""
+    """Accounting's record of a job at some time. hours: None while it runs."""
 
     hosts: str
     gpus: int
@@ -109,15 +105,11 @@ class Record:
 
 
 RECORD = st.builds(
-    Record,
-    hosts=st.sampled_from(["n1", "n1", "n2", "N2.x", "n3", "n[1-2]", "n[2-3]", "n[3", "n9"]),
-    gpus=st.sampled_from([0, 1, 2, 2, 4]),
-    first_h=st.sampled_from([0, 1, 8, 20, 24, 30]),
-    hours=st.sampled_from([None, 1, 3, 9, 26]),
-    state=st.sampled_from(["COMPLETED", "CANCELLED", "REQUEUED"]),
-    account=st.sampled_from(["a", "b"]),
-    bound=st.sampled_from([None, None, 0, 1]),
-)
+    Record, hosts=st.sampled_from(["n1", "n1", "n2", "N2.x", "n3", "n[1-2]", "n[2-3]", "n[3", "n9"]),
+    gpus=st.sampled_from([0, 1, 2, 2, 4]), first_h=st.sampled_from([0, 1, 8, 20, 24, 30]),
+    hours=st.sampled_from([None, 1, 3, 9, 26]), state=st.sampled_from(["COMPLETED", "CANCELLED", "REQUEUED"]),
+    account=st.sampled_from(["a", "b"]), bound=st.sampled_from([None, None, 0, 1]),
+)  # fmt: skip
 
 
 def stored(site: Site, job_id: int, record: Record, submitted_h: int) -> None:
@@ -146,3 +138,27 @@ def test_any_changes_give_what_a_summary_of_everything_gives(
         site.summarize()
     assert site.open_days == []
     assert_as_whole(site)
+
+
+@pytest.mark.parametrize("table", ["gpu_metrics", "job_metrics"])
+def test_a_summary_that_stops_at_either_table_is_ended_by_the_next(
+    site: Site, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.telemetry(samples("n1", 0, 0, 24))
+    site.jobs(job(1, 1, 2, "n1", 1))
+    replace = ClusterStore.replace
+
+    def stopping(store: ClusterStore, name: str, *rest: object) -> int:
+        if name == table:
+            raise KeyboardInterrupt
+        return replace(store, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ClusterStore, "replace", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        site.summarize()
+    monkeypatch.undo()
+    assert site.open_days == [0]
+    site.summarize()
+    assert site.open_days == []
+    assert site.verdicts() == {1: "ok"}
+    assert site.gpus(1) == [("n1", 0, "")]

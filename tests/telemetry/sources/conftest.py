@@ -103,22 +103,30 @@ def replay(serve: Callable[[Answer], Stub]) -> Callable[[str], Stub]:
     return start
 
 
+@pytest.fixture
+def tried() -> None:
+    """The test's Parquet files are tried in a process of their own first, as everybody's are."""
+
+
+@pytest.fixture(autouse=True)
+def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process for each file: tests/telemetry/store/test_database.py is about those."""
+    if "tried" not in request.fixturenames:
+        monkeypatch.setattr("telemetry.sources.file_columns.require_readable", lambda path: None)
+
+
 ODD = {
-    "u64": pa.array([2**64 - 1, 5], pa.uint64()),
-    "f16": pa.array([1, 2]).cast(pa.float16()),
-    "infinite": pa.array([float("inf"), float("nan")]),
-    "binary": pa.array([b"1", b"\xff"]),
+    "u64": pa.array([2**64 - 1, 5], pa.uint64()), "f16": pa.array([1, 2]).cast(pa.float16()),
+    "infinite": pa.array([float("inf"), float("nan")]), "binary": pa.array([b"1", b"\xff"]),
     "dictionary": pa.array(["1", "2"]).dictionary_encode(),
     "decimal": pa.array([decimal.Decimal("1.5"), decimal.Decimal(2)]),
     "date": pa.array([2**31 - 1, -(2**31)], pa.int32()).cast(pa.date32()),
-    "ns": pa.array([2**62, -(2**62)], pa.timestamp("ns")),
-    "far": pa.array([2**60, -(2**60)], pa.timestamp("ms")),
-    "no zone": pa.array([2**50, 5], pa.timestamp("us", "Mars/Phobos")),
-    "null": pa.nulls(2),
-}
+    "ns": pa.array([2**62, -(2**62)], pa.timestamp("ns")), "far": pa.array([2**60, -(2**60)], pa.timestamp("ms")),
+    "no zone": pa.array([2**50, 5], pa.timestamp("us", "Mars/Phobos")), "null": pa.nulls(2),
+}  # fmt: skip
 """Parquet columns of every plain type, with values that are hard to convert."""
 
 
-@pytest.fixture(params=ODD)
-def odd_column(request: pytest.FixtureRequest) -> pa.Array[Any]:
-    return ODD[request.param]
+@pytest.fixture
+def odd_columns() -> dict[str, pa.Array[Any]]:
+    return ODD

@@ -1,7 +1,11 @@
+"""GPU bindings from prolog records and squeue, and requests that squeue and sacct record alike."""
+
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,14 +13,21 @@ from typing import Any
 
 import pytest
 
+from almanac.config import Slurm, Tier
 from almanac.errors import CommandError, SourceError
+from almanac.names import name_key
 from almanac.records import Counts
-from telemetry.sources.bindings import PrologSource, SqueueSource, arrival_s
+from almanac.tiers import requested_tier
+from slurm.nodes import with_defaults
+from slurm.sbatch import parse_submission
+from telemetry.sources.hook_records import PrologSource, SqueueSource, arrival_s
+from telemetry.sources.sacct import SacctSource
 from telemetry.store.schema import BINDINGS
 from telemetry.store.store import Store
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
+FIXTURES = Path(__file__).parents[2] / "slurm/fixtures"
 NOW_S = 1_800_000_000
+NAME = f"lab.7.n1.{NOW_S - 60}"
 Rows = set[tuple[Any, ...]]
 
 
@@ -28,14 +39,8 @@ def record(folder: Path, job_id: int = 7, host: str = "n1", time_s: int = NOW_S 
     return path
 
 
-def read(
-    folder: Path,
-    since_s: int = NOW_S - 3600,
-    owners: set[int] | None = None,
-    arrived_s: float = 0.0,
-) -> tuple[Rows, Counts]:
-    believed = frozenset({os.getuid()} if owners is None else owners)
-    source = PrologSource(folder, "lab", believed, arrival=lambda path: arrived_s)
+def read(folder: Path, since_s: int = NOW_S - 3600, arrived_s: float = 0.0, owner: int = 0) -> tuple[Rows, Counts]:
+    source = PrologSource(folder, "lab", frozenset({owner or os.getuid()}), arrival=lambda path: arrived_s)
     counts, rows = Counts(), set()
     for batch in source.read(since_s, NOW_S):
         assert batch.table == "bindings" and batch.rows.schema == BINDINGS
@@ -96,11 +101,6 @@ def test_an_empty_folder_gives_an_empty_table(tmp_path: Path) -> None:
     assert read(tmp_path) == (set(), Counts())
 
 
-def test_reading_again_changes_nothing(tmp_path: Path) -> None:
-    record(tmp_path)
-    assert read(tmp_path) == read(tmp_path)
-
-
 def test_records_of_other_times_and_clusters_and_unfinished_ones_are_not_looked_at(tmp_path: Path) -> None:
     record(tmp_path, 1, time_s=NOW_S - 2 * 86400)
     record(tmp_path, 2, time_s=NOW_S)
@@ -130,53 +130,25 @@ def test_a_copy_that_keeps_the_times_of_the_original_arrives_now(tmp_path: Path)
     assert arrival_s(path) == 0.0
 
 
-def _link(folder: Path) -> None:
-    target = folder / ".target"
-    record(folder).rename(target)
-    (folder / f"lab.7.n1.{NOW_S - 60}").symlink_to(target)
-
-
-def _fifo(folder: Path) -> None:
-    os.mkfifo(folder / f"lab.7.n1.{NOW_S - 60}")
-
-
-def _folder(folder: Path) -> None:
-    (folder / f"lab.7.n1.{NOW_S - 60}").mkdir()
-
-
-def _large(folder: Path) -> None:
-    with record(folder).open("a") as handle:
-        handle.write("x=" + "y" * 4096)
-
-
-def _writable(folder: Path) -> None:
-    record(folder).chmod(0o666)
-
-
-def _other_name(folder: Path) -> None:
-    record(folder).rename(folder / "notes.txt")
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [
-        (_link, "cannot be opened, or a link"),
-        (_fifo, "not a regular file"),
-        (_folder, "not a regular file"),
-        (_large, "too large"),
-        (_writable, "not root's own file"),
-        (_other_name, "file name of another form"),
-        (lambda folder: record(folder, job_id=7, gpus="0-99999"), "unreadable GPU indices"),
-        (lambda folder: record(folder, gpus="all"), "unreadable GPU indices"),
-        (lambda folder: record(folder, gpus=""), "no GPU indices"),
-        (lambda folder: record(folder, cuda="MIG-a"), "numbers of GPU indices and UUIDs differ"),
-        (lambda folder: record(folder, cuda="MIG-a,MIG-b,../x"), "unreadable GPU UUID"),
-        (lambda folder: record(folder, time="1"), "content and file name differ"),
-        (lambda folder: record(folder).write_text(""), "content and file name differ"),
-        (lambda folder: record(folder).write_bytes(b"\xff\x00=\n"), "content and file name differ"),
-        (lambda folder: record(folder, host="n1;x"), "not a host name"),
-    ],
-)
+    [(lambda folder: (folder / NAME).symlink_to(record(folder).rename(folder / ".target")),
+      "cannot be opened, or a link"),
+     (lambda folder: os.mkfifo(folder / NAME), "not a regular file"),
+     (lambda folder: (folder / NAME).mkdir(), "not a regular file"),
+     (lambda folder: record(folder, more="y" * 4096), "too large"),
+     (lambda folder: record(folder).chmod(0o666), "not root's own file"),
+     (lambda folder: record(folder).rename(folder / "notes.txt"), "file name of another form"),
+     (lambda folder: record(folder, job_id=7, gpus="0-99999"), "unreadable GPU indices"),
+     (lambda folder: record(folder, gpus="all"), "unreadable GPU indices"),
+     (lambda folder: record(folder, gpus=""), "no GPU indices"),
+     (lambda folder: record(folder, cuda="MIG-a"), "numbers of GPU indices and UUIDs differ"),
+     (lambda folder: record(folder, cuda="MIG-a,MIG-b,../x"), "unreadable GPU UUID"),
+     (lambda folder: record(folder, time="1"), "content and file name differ"),
+     (lambda folder: record(folder).write_text(""), "content and file name differ"),
+     (lambda folder: record(folder).write_bytes(b"\xff\x00=\n"), "content and file name differ"),
+     (lambda folder: record(folder, host="n1;x"), "not a host name")],
+)  # fmt: skip
 def test_what_is_no_record_of_root_is_counted(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
     make(tmp_path)
     record(tmp_path, 8)
@@ -185,12 +157,9 @@ def test_what_is_no_record_of_root_is_counted(tmp_path: Path, make: Callable[[Pa
     assert dict(counts.dropped) == {reason: 1}
 
 
-def test_files_of_another_owner_are_not_believed(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_said_and_files_of_another_owner_are_not_believed(tmp_path: Path) -> None:
     record(tmp_path)
-    assert dict(read(tmp_path, owners={os.getuid() + 1})[1].dropped) == {"not root's own file": 1}
-
-
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    assert dict(read(tmp_path, owner=os.getuid() + 1)[1].dropped) == {"not root's own file": 1}
     with pytest.raises(SourceError, match="cannot be read: No such file"):
         read(tmp_path / "none")
 
@@ -227,7 +196,7 @@ def test_recorded_jobs_that_run(release: str) -> None:
 def job(**changes: Any) -> dict[str, Any]:
     return {
         "job_id": 7, "cluster": "lab", "job_state": ["RUNNING"], "nodes": "n1", "start_time": NOW_S - 50,
-        "gres_detail": ["gpu:a100:2(IDX:0,3)"], "name": "x", **changes,
+        "gres_detail": ["gpu:a100:2(IDX:0,3)"], "name": "x", "submit_time": 5, **changes,
     }  # fmt: skip
 
 
@@ -239,7 +208,7 @@ def test_polling_again_gives_the_same_rows() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        job(job_state=["PENDING"]), job(job_state="PENDING"), job(job_state=None), job(gres_detail=[]),
+        job(job_state=["PENDING"]), job(job_state="PENDING"), job(gres_detail=[]),
         job(gres_detail=["nvme:1"]), job(gres_detail=None), job(cluster="other"), "x", None,
     ],
 )  # fmt: skip
@@ -258,19 +227,15 @@ def test_hosts_are_in_the_order_of_the_node_table() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"job_id": "7"}, "job id is not a number"),
-        ({"job_id": 10**400}, "job id is not a number"),
-        ({"job_state": 1}, "state cannot be read"),
-        ({"job_resources": {"allocated_nodes": [{"nodename": "\ud800"}]}}, "not a host name"),
-        ({"nodes": "n1", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "nodes and gres_detail differ in number"),
-        ({"nodes": "n[1-2]", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "order of the nodes unknown"),
-        ({"nodes": "n[1-999999999]"}, "unreadable node list"),
-        ({"nodes": "@all"}, "unreadable node list"),
-        ({"gres_detail": ["gpu:1(IDX:0-99999)"]}, "unreadable GPU indices"),
-        ({"nodes": None}, "nodes and gres_detail differ in number"),
-    ],
-)
+    [({"job_id": "7"}, "job that cannot be read"), ({"job_id": 10**400}, "job that cannot be read"),
+     ({"job_state": 1}, "job that cannot be read"), ({"job_state": None}, "job that cannot be read"),
+     ({"job_resources": {"allocated_nodes": [{"nodename": "\ud800"}]}}, "not a host name"),
+     ({"nodes": "n1", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "nodes and gres_detail differ in number"),
+     ({"nodes": "n[1-2]", "gres_detail": ["gpu:1(IDX:0)"] * 2}, "order of the nodes unknown"),
+     ({"nodes": "n[1-999999999]"}, "job that cannot be read"), ({"nodes": "@all"}, "job that cannot be read"),
+     ({"gres_detail": ["gpu:1(IDX:0-99999)"]}, "unreadable GPU indices"),
+     ({"nodes": None}, "nodes and gres_detail differ in number")],
+)  # fmt: skip
 def test_a_job_that_cannot_be_read_is_counted(changes: dict[str, Any], reason: str) -> None:
     rows, counts = squeue({"jobs": [job(**changes), job(job_id=8)]})
     assert {row[0] for row in rows} == {8}
@@ -286,3 +251,59 @@ def test_without_a_start_in_the_past_the_time_of_the_poll_is_taken(start: Any) -
 def test_an_answer_without_jobs_is_no_idle_cluster(data: bytes) -> None:
     with pytest.raises(CommandError, match="no list of jobs"):
         squeue(data)
+
+
+RELEASES = ("22.05.8", "24.11.5", "26.05.5")
+NOTE = re.compile(r'^note (?P<case>\w+) "\$\(sub (?P<options>-[^"]*) --wrap .*\)"$', re.M)
+SUBMITTED = {
+    match["case"]: shlex.split(match["options"]) for match in NOTE.finditer((FIXTURES / "record.sh").read_text())
+}
+TIERS = (Tier("hbm40g", 40960, constraint="hbm40g"), Tier("hbm80g", 81920, constraint="hbm80g"))
+PARTITIONS = b"PartitionName=all Default=YES DefaultTime=01:00:00 MaxTime=2-00:00:00\n"
+
+
+def rows_of(release: str) -> dict[int, dict[str, Any]]:
+    """By job id, the last run of each, as ingest stores it."""
+    folder = FIXTURES / release
+    now_s = int((folder / "now_s.txt").read_text())
+
+    def answer(argv: Sequence[str]) -> bytes:
+        if argv[0] == "sacctmgr":
+            return b"lab\n"
+        name = "helpformat.txt" if "--helpformat" in argv else "sacct.json" if "--json" in argv else "sacct.txt"
+        return (folder / name).read_bytes()
+
+    config = Slurm(overlap_hours=0, read_steps=False)
+    source = SacctSource(answer, "lab", TIERS, config, lambda: now_s, delimiter=lambda: "|~0123456789abcdef~|")
+    return {row["job_id"]: row for batch in source.read(now_s - 3600, now_s) for row in batch.rows.to_pylist()}
+
+
+def defaults(argv: Sequence[str]) -> bytes:
+    """Output of scontrol and sacctmgr on the cluster of the recordings."""
+    return PARTITIONS if argv[0] == "scontrol" else b"ml|ml|\n"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_request_and_its_record_say_the_same(release: str) -> None:
+    cases = dict(line.split("\t") for line in (FIXTURES / release / "cases.tsv").read_text().splitlines())
+    rows, differences, compared = rows_of(release), {}, 0
+    for case, options in SUBMITTED.items():
+        row = rows.get(int(cases.get(case) or 0))
+        if row is None:
+            continue
+        submission = parse_submission([*options, "--wrap", "true"], {}, str)
+        request = with_defaults(submission.request("alice", 0), submission.options, TIERS, "lab", defaults)
+        tier = requested_tier(request, TIERS)
+        asked = {
+            "name_key": name_key(request.job_name), "account": request.account, "partition": request.partition,
+            "qos": request.qos, "tier": tier.name if tier else None, "time_limit_s": request.time_limit_s,
+            "gpu_count_req": request.gpu_count, "gpu_type_req": request.gpu_type, "is_array": request.is_array,
+            "node_count_req": request.node_count, "cpu_count_req": request.cpu_count,
+        }  # fmt: skip
+        row["is_array"] = row["array_job_id"] is not None
+        compared += 1
+        if wrong := {key: (value, row[key]) for key, value in asked.items() if value != row[key]}:
+            differences[case] = wrong
+    assert compared >= 15
+    # Slurm raises the CPUs of --gpus-per-socket to the sockets.
+    assert differences == {"per_socket": {"cpu_count_req": (1, 2)}}

@@ -1,7 +1,9 @@
-"""The sacct source against the recorded outputs of three releases (fixtures/slurm/README.md)."""
+"""The sacct source against the recorded outputs of three releases (tests/slurm/fixtures/README.md)."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +13,15 @@ from typing import Any
 import pytest
 
 from almanac.config import Slurm, Tier
-from almanac.errors import CommandError, SourceError
-from telemetry.slurm.script_key import command_key, script_key
-from telemetry.sources.base import RowBatch
-from telemetry.sources.sacct import SacctSource, probe_accounting, random_delimiter, windows
+from almanac.errors import CommandError, ServerError, SourceError
+from slurm.accounting import probe_accounting, random_delimiter
+from slurm.nodes import NodeShape
+from slurm.sbatch import command_key, script_key
+from telemetry.sources.sacct import SHAPE_COLUMNS, SacctSource, windows
+from telemetry.sources.source import RowBatch
 from telemetry.store.schema import JOBS
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
+FIXTURES = Path(__file__).parents[2] / "slurm/fixtures"
 RELEASES = ["22.05.8", "24.11.5", "26.05.5"]
 DELIMITER = "|~0123456789abcdef~|"
 TIERS = (Tier("hbm40g", 40960, constraint="hbm40g"), Tier("hbm80g", 81920, constraint="hbm80g"))
@@ -120,16 +124,18 @@ def test_a_choice_of_partitions_names_no_tier(runner: Recorded) -> None:
     assert said["fails"] == ("all", None, "small")
 
 
-def test_only_a_hash_of_the_script_is_stored(runner: Recorded) -> None:
+def test_only_a_hash_of_the_script_and_its_framework_are_stored(runner: Recorded) -> None:
     found = json.loads(runner.file("sacct.json"))
     for job in found["jobs"]:
-        job["submit_line"] = "sbatch secret.sh" if job["name"] == "plain" else "sbatch --wrap secret.sh"
+        job["submit_line"] = "sbatch secret.sh" if job["name"] == "plain" else "sbatch --wrap secret.sh --vllm"
         job["working_directory"] = "/secret"
     runner.json = json.dumps(found).encode()
     [batch] = read(runner)
     keys = {row["name"]: row["script_key"] for row in batch.rows.to_pylist()}
     assert keys["plain"] == script_key("alice", "sbatch secret.sh", "/secret")
-    assert keys["fails"] == command_key("alice", "sbatch --wrap secret.sh", "/secret")
+    assert keys["fails"] == command_key("alice", "sbatch --wrap secret.sh --vllm", "/secret")
+    frameworks = {row["name"]: row["framework"] for row in batch.rows.to_pylist()}
+    assert (frameworks["plain"], frameworks["fails"]) == (None, "vllm")
     assert "secret" not in str(batch.rows.to_pylist())
 
 
@@ -207,17 +213,6 @@ def test_what_has_not_ended_or_started_has_no_such_time(runner: Recorded) -> Non
     assert job["time_limit_s"] is None
 
 
-def test_the_rest_of_a_pending_array_is_one_row_without_a_task() -> None:
-    cases, _ = records(Recorded("26.05.5"))
-    [job] = cases["pending_array"]
-    assert (job["state"], job["array_job_id"], job["array_task_id"]) == ("PENDING", job["job_id"], None)
-
-
-def test_jobs_that_were_never_eligible_are_not_in_accounting(runner: Recorded) -> None:
-    cases, _ = records(runner)
-    assert cases["held_cancelled"] == [] and cases["dependency_cancelled"] == []
-
-
 def test_a_name_forges_nothing_and_is_kept_as_it_is(runner: Recorded) -> None:
     cases, batch = records(runner)
     [job] = cases["forged_name"]
@@ -251,16 +246,9 @@ def test_a_jobstats_comment_gives_the_peak(runner: Recorded) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        CommandError("sacct: fatal: Unable to find plugin: serializer/json"),
-        b"not JSON",
-        b"[" * 100_000,
-        b'{"errors": [{"description": "Unable to parse time format"}]}',
-        b'{"jobs": 3}',
-        b"[]",
-        b"null",
-    ],
-)
+    [CommandError("sacct: fatal: Unable to find plugin: serializer/json"), b"not JSON", b"[" * 100_000,
+     b'{"errors": [{"description": "Unable to parse time format"}]}', b'{"jobs": 3}', b"[]", b"null"],
+)  # fmt: skip
 def test_without_json_the_numbers_are_kept_and_it_is_said(broken: bytes | CommandError) -> None:
     runner = Recorded("22.05.8", json=broken)
     cases, batch = records(runner)
@@ -272,7 +260,9 @@ def test_without_json_the_numbers_are_kept_and_it_is_said(broken: bytes | Comman
 
 def test_a_record_that_json_does_not_have_is_kept_and_said() -> None:
     content = json.loads(Recorded("26.05.5").file("sacct.json"))
-    content["jobs"] = [job for job in content["jobs"] if job["job_id"] != 1] + [None, {}, {"cluster": "lab"}]
+    [first] = [job for job in content["jobs"] if job["job_id"] == 1]
+    content["jobs"].remove(first)
+    content["jobs"] += [{**first, "cluster": "other"}, None, {}, {"cluster": "lab"}]
     cases, batch = records(Recorded("26.05.5", json=json.dumps(content).encode()))
     assert cases["first"][0]["name"] is None and cases["failed"][0]["name"] == "fails"
     assert dict(batch.counts.notes) == {"without a name: not in sacct --json": 1}
@@ -283,14 +273,6 @@ def test_an_unreadable_jobstats_comment_is_said() -> None:
     cases, batch = records(Recorded("26.05.5", json=content))
     assert cases["jobstats"][0]["jobstats_hbm_peak_mib"] is None
     assert sum(batch.counts.notes.values()) == 1
-
-
-def test_the_same_name_of_another_cluster_is_not_taken() -> None:
-    content = json.loads(Recorded("26.05.5").file("sacct.json"))
-    for job in content["jobs"]:
-        job["cluster"] = "other"
-    cases, _ = records(Recorded("26.05.5", json=json.dumps(content).encode()))
-    assert cases["first"][0]["name"] is None
 
 
 def test_windows_cover_the_span_once() -> None:
@@ -377,3 +359,41 @@ def test_without_slurmctld_the_only_cluster_of_accounting_is_taken() -> None:
     assert status.tracks_gpus is None
     recorded.clusters = "lab\nother\n"
     assert probe_accounting(runner).cluster == ""
+
+
+def test_jobstats_own_database_stands_in_for_an_empty_comment() -> None:
+    document = {"nodes": {"n1": {"gpu_used_memory": {"0": 1 << 30}, "gpu_total_memory": {"0": 1 << 35}}}}
+    summary = "JS1:" + base64.b64encode(gzip.compress(json.dumps(document).encode())).decode()
+    runner = Recorded("24.11.5")
+    plain = {(row["job_id"], row["submit_s"]): row for row in read(runner)[0].rows.to_pylist()}
+    of_gpus = sorted(key for key, row in plain.items() if row["gpu_count"])
+
+    for row in read(runner, summaries=lambda rows: dict.fromkeys(of_gpus, summary))[0].rows.to_pylist():
+        own = plain[row["job_id"], row["submit_s"]]["jobstats_hbm_peak_mib"]
+        expected = own if own is not None else 1024.0 if row["gpu_count"] else None
+        assert row["jobstats_hbm_peak_mib"] == expected, "a summary in AdminComment wins"
+
+    def lost(rows: Any) -> Any:
+        raise ServerError("jobstats' database: gone", "check it")
+
+    [batch] = read(runner, summaries=lost)
+    assert batch.rows.to_pylist() == list(plain.values())
+    assert batch.counts.notes["without jobstats: its database failed"] == len(of_gpus)
+
+
+def test_jobs_know_the_size_of_their_nodes() -> None:
+    """Those that sinfo does not list, and all of them without an answer, are not known; the jobs are kept."""
+    runner = Recorded("24.11.5")
+    rows = read(runner)[0].rows.to_pylist()
+    hosts = {row["node_list"] for row in rows if row["node_list"] and "[" not in row["node_list"]}
+    known, size = min(hosts), NodeShape(64, 256_000, 2, 4, frozenset({"hbm80g"}))
+    for row in read(runner, shapes=lambda: {known: size})[0].rows.to_pylist():
+        found = tuple(row[name] for name in SHAPE_COLUMNS)
+        assert found == ((64, 4, 256_000, 2, 81920) if row["node_list"] == known else (None,) * 5)
+
+    def lost() -> Any:
+        raise CommandError("Unable to contact slurm controller")
+
+    [batch] = read(runner, shapes=lost)
+    assert batch.rows.to_pylist() == rows
+    assert batch.counts.notes["without the size of their nodes: sinfo failed"] == len(rows)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,43 +16,26 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_site import rows_of
 from profiles import examples
 
-from almanac.errors import DamageWarning, StoreError
+from almanac.errors import StoreError
 from almanac.records import Counts
 from telemetry.ingest import IngestResult, ingest
-from telemetry.sources.base import RowBatch
-from telemetry.store.cluster_store import ClusterStore
-from telemetry.store.merge import WriteResult
-from telemetry.store.partitions import Stray
+from telemetry.sources.source import RowBatch
+from telemetry.store.partitions import write_sealed
 from telemetry.store.schema import TABLES
-from telemetry.store.store import Store
+from telemetry.store.store import ClusterStore, Store
+from telemetry.store.writing import WriteResult
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store.create(tmp_path / "store")
-
-
-@pytest.fixture
-def cluster(store: Store) -> ClusterStore:
-    return store.of("c")
-
-
 def samples(rows: list[tuple[str, int, int, float | None]]) -> pa.Table:
     """Telemetry rows of (host, gpu, seconds after START_MS, hbm_used_mib)."""
-    return pa.table(
-        {
-            "host": [row[0] for row in rows],
-            "gpu": pa.array([row[1] for row in rows], pa.int16()),
-            "mig": [""] * len(rows),
-            "time_ms": [START_MS + row[2] * 1000 for row in rows],
-            "hbm_used_mib": pa.array([row[3] for row in rows], pa.float32()),
-        }
-    )
+    full = ((host, gpu, "", START_MS + at_s * 1000, mib) for host, gpu, at_s, mib in rows)
+    return rows_of("telemetry", "host gpu mig time_ms hbm_used_mib", full)
 
 
 def test_writing_the_same_rows_twice_changes_nothing(cluster: ClusterStore) -> None:
@@ -70,24 +51,12 @@ def test_files_from_before_a_column_was_added_read_as_null_and_can_be_completed(
     old = {"job_id": 7, "host": "n1", "gpu": 0, "origin": "prolog", "seen_s": 86_400}
     cluster.write("bindings", pa.Table.from_pylist([old], spec.schema))
     [path] = cluster.files("bindings")
-    pq.write_table(pq.read_table(path).select(list(old)), path)
+    rows = pq.read_table(path).select(list(old)).replace_schema_metadata()
+    with path.open("w+b") as out:
+        write_sealed(rows, out)
     assert cluster.read("bindings").to_pylist() == [{**old, "uuid": None, "mig": None}]
     cluster.write("bindings", pa.Table.from_pylist([{**old, "uuid": "GPU-a"}], spec.schema))
     assert cluster.read("bindings").to_pylist() == [{**old, "uuid": "GPU-a", "mig": None}]
-
-
-def test_rows_go_to_the_hour_they_belong_to_and_are_sorted(cluster: ClusterStore) -> None:
-    cluster.write(
-        "telemetry", samples([("n2", 0, 3599, 1.0), ("n1", 1, 5, 2.0), ("n1", 0, 7, 3.0), ("n1", 0, 3600, 4.0)])
-    )
-    files = cluster.files("telemetry")
-    assert [path.name for path in files] == ["2200.parquet", "2300.parquet"]
-    first = pq.read_table(files[0], columns=["host", "gpu", "time_ms"], partitioning=None).to_pylist()
-    assert [(row["host"], row["gpu"], (row["time_ms"] - START_MS) // 1000) for row in first] == [
-        ("n1", 0, 7),
-        ("n1", 1, 5),
-        ("n2", 0, 3599),
-    ]
 
 
 def test_a_later_row_replaces_values_but_a_null_erases_none(cluster: ClusterStore) -> None:
@@ -98,16 +67,13 @@ def test_a_later_row_replaces_values_but_a_null_erases_none(cluster: ClusterStor
     assert row == {"state": "COMPLETED", "user": "ann", "end_s": 900}
 
 
-def test_requeued_runs_of_one_job_id_are_kept_apart(cluster: ClusterStore) -> None:
+def test_requeued_runs_of_one_job_id_and_clusters_are_kept_apart(cluster: ClusterStore, store: Store) -> None:
     cluster.write("jobs", pa.table({"job_id": [7, 7], "submit_s": [100, 200], "state": ["REQUEUED", "COMPLETED"]}))
     assert cluster.read("jobs")["state"].to_pylist() == ["REQUEUED", "COMPLETED"]
-
-
-def test_clusters_are_kept_apart(store: Store) -> None:
     store.of("a").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "user": ["ann"]}))
     store.of("b").write("jobs", pa.table({"job_id": [1], "submit_s": [1], "user": ["bob"]}))
     assert store.of("a").read("jobs")["user"].to_pylist() == ["ann"]
-    assert store.clusters() == ["a", "b"]
+    assert store.clusters() == ["a", "b", "c"]
 
 
 def test_a_table_may_lie_on_another_disk(store: Store, tmp_path: Path) -> None:
@@ -178,28 +144,11 @@ def test_any_writes_leave_the_greatest_value_of_the_last_write(
     assert table.num_rows == len(expected)
 
 
-def test_reading_an_empty_store_gives_the_schema(store: Store) -> None:
-    empty = store.of("nowhere").read("jobs")
-    assert empty.num_rows == 0
-    assert empty.schema.names == TABLES["jobs"].schema.names
-
-
-def test_reading_a_span_is_half_open(cluster: ClusterStore) -> None:
-    cluster.write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 20, 30]}))
-    assert cluster.read("jobs", since_s=10, until_s=30)["job_id"].to_pylist() == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("since_s", "until_s", "seen"),
-    [
-        (0, 10, [0]),
-        (0, 11, [0, 10]),
-        (10, 3600, [10]),
-        (10, None, [10, 3600]),
-        (None, None, [0, 10, 3600]),
-        (4000, 9000, []),
-    ],
-)
+    [(0, 10, [0]), (0, 11, [0, 10]), (10, 3600, [10]), (10, None, [10, 3600]), (None, None, [0, 10, 3600]),
+     (4000, 9000, [])],
+)  # fmt: skip
 def test_a_view_has_the_rows_that_reading_the_span_has(
     cluster: ClusterStore, since_s: int | None, until_s: int | None, seen: list[int]
 ) -> None:
@@ -263,7 +212,7 @@ def test_only_a_watermark_in_the_future_is_pulled_back(cluster: ClusterStore) ->
 def test_every_watermark_of_a_cluster_is_listed(store: Store) -> None:
     for source, cluster in (("sacct", "c"), ("report-week", "c"), ("sacct", "b.c"), ("prolog", "d")):
         store.of(cluster).set_watermark(source, 7)
-    store.marks.reopen("c", [1])
+    store.of("c").reopen([1])
     assert store.of("c").watermarks() == {"report-week": 7, "sacct": 7}
 
 
@@ -282,61 +231,74 @@ def test_files_are_not_readable_by_others(store: Store) -> None:
     assert store.root.stat().st_mode & 0o007 == 0
 
 
-WRITER = textwrap.dedent(
+KILLED = textwrap.dedent(
     """
-    import sys
+    import os, shutil, sys
     from pathlib import Path
     import numpy as np, pyarrow as pa
     from telemetry.store.store import Store
     from almanac.records import Counts
     from telemetry.ingest import IngestResult, ingest
-    from telemetry.sources.base import RowBatch
+    from telemetry.sources.source import RowBatch
 
     class Steady:
-        # Three GPUs for six hours, a batch per half hour and host; the last of each half hour moves the watermark.
+        # A GPU for two hours, a batch for each.
         name = "test"
         def read(self, since_s, until_s):
-            for chunk in range(12):
-                time_ms = int(sys.argv[2]) + chunk * 1_800_000 + np.arange(180) * 10_000
-                for host in ("a", "b", "c"):
-                    rows = pa.table({"host": [host] * 180, "gpu": pa.array([0] * 180, pa.int16()), "mig": [""] * 180,
-                                     "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
-                    done_s = int(time_ms[-1]) // 1000 + 10 if host == "c" else None
-                    yield RowBatch("telemetry", rows, Counts(180, 180), done_s)
+            for hour in range(2):
+                time_ms = int(sys.argv[2]) + hour * 3_600_000 + np.arange(360) * 10_000
+                rows = pa.table({"host": ["a"] * 360, "gpu": pa.array([0] * 360, pa.int16()), "mig": [""] * 360,
+                                 "time_ms": time_ms, "hbm_used_mib": pa.array(time_ms % 977, pa.float32())})
+                yield RowBatch("telemetry", rows, Counts(360, 360), int(time_ms[-1]) // 1000 + 10)
 
-    store = Store.create(Path(sys.argv[1]), threads=1)
-    print("ready", flush=True)
-    ingest(Steady(), store.of("c"), 0, 2**40, IngestResult("test", 0, 2**40), lambda rows, reached_s: None)
+    def run(root, steps):
+        # In a process of its own, killed right before that file takes its place.
+        def count(event, args):
+            nonlocal steps
+            if event == "os.rename":
+                steps -= 1
+                if not steps:
+                    os._exit(9)
+        if not (pid := os.fork()):
+            sys.addaudithook(count)
+            store = Store.open(root, threads=1).of("c")
+            ingest(Steady(), store, 0, 2**40, IngestResult("test", 0, 2**40), lambda rows, reached_s: None)
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    os.fsync = lambda handle: None  # of the power, not of the process
+    base = Path(sys.argv[1])
+    Store.create(base / "new")
+    for steps in range(1, 1000):
+        root, again = base / f"{steps}-killed", base / f"{steps}-again"
+        shutil.copytree(base / "new", root)
+        ended = run(root, steps)
+        shutil.copytree(root, again)
+        assert run(again, 0) == 0
+        if not ended:
+            break
     """
 )
 
 
-def test_kill_9_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    argv = [sys.executable, "-c", WRITER, str(root), str(START_MS)]
-    rng = np.random.default_rng(5)
-    kills = 0
-    for delay_s in rng.uniform(0.0, 0.35, size=8):
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(float(delay_s))
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        process.stdout.close()
-        store = Store.open(root)
-        table = store.of("c").read("telemetry", ["host", "time_ms", "hbm_used_mib"])
+def test_a_writer_that_is_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(START_MS)], check=True)
+    found: set[tuple[int, int]] = set()
+    for root in tmp_path.glob("*-*"):
+        store = Store.open(root).of("c")
+        table = store.read("telemetry", ["host", "time_ms", "hbm_used_mib"])
         times, hosts = table["time_ms"].to_numpy(), table["host"].to_pylist()
         assert len(set(zip(hosts, times.tolist(), strict=True))) == table.num_rows
-        assert set((times // 86_400_000).tolist()) <= set(store.of("c").peek_open_days())
-        done_ms = (store.of("c").watermark("test") or 0) * 1000
-        assert (times < done_ms).sum() == max(0, (done_ms - START_MS) // 10_000 * 3)
-    assert kills >= 3, "the writer was never caught in the middle"
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    table = Store.open(root).of("c").read("telemetry", ["time_ms", "hbm_used_mib"])
-    assert table.num_rows == 12 * 180 * 3
-    assert np.array_equal(table["hbm_used_mib"].to_numpy(), (table["time_ms"].to_numpy() % 977).astype("float32"))
-    assert not [name for _, _, names in os.walk(root) for name in names if name.startswith(".tmp-")]
+        assert np.array_equal(table["hbm_used_mib"].to_numpy(), (times % 977).astype("float32"))
+        assert set((times // 86_400_000).tolist()) <= set(store.peek_open_days())
+        done_ms = (store.watermark("test") or START_MS // 1000) * 1000
+        assert (times < done_ms).sum() == (done_ms - START_MS) // 10_000
+        hours = (table.num_rows // 360, (done_ms - START_MS) // HOUR_MS)
+        found.add(hours)
+        if root.name.endswith("again"):
+            assert hours == (2, 2)
+            assert not list(root.rglob(".tmp-*"))
+    assert found == {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)}, "hours with rows, and before the watermark"
 
 
 class Spans:
@@ -362,7 +324,7 @@ def test_the_days_of_a_file_are_open_before_it_changes(store: Store, monkeypatch
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("telemetry.store.cluster_store.write_partition", killed)
+    monkeypatch.setattr("telemetry.store.writing.write_partition", killed)
     with pytest.raises(KeyboardInterrupt):
         store.of("c").write("telemetry", samples([("n1", 0, 0, 1.0)]), lambda start_s: [start_s // 86_400])
     assert list(store.of("c").peek_open_days()) == [START_MS // 86_400_000]
@@ -384,16 +346,8 @@ def test_a_write_opens_the_days_of_the_files_that_it_changes_only(cluster: Clust
 
 def gpus(rows: list[tuple[int, str, float | None]]) -> pa.Table:
     """Rows of gpu_metrics of (job_id, host, hbm_peak_mib), GPU 0; jobs are submitted a day apart."""
-    return pa.table(
-        {
-            "job_id": [row[0] for row in rows],
-            "submit_s": pa.array([row[0] * 86_400 for row in rows], pa.int64()),
-            "host": pa.array([row[1] for row in rows], pa.string()),
-            "gpu": pa.array([0] * len(rows), pa.int16()),
-            "mig": pa.array([""] * len(rows), pa.string()),
-            "hbm_peak_mib": pa.array([row[2] for row in rows], pa.float64()),
-        }
-    )
+    full = ((job_id, job_id * 86_400, host, 0, "", mib) for job_id, host, mib in rows)
+    return rows_of("gpu_metrics", "job_id submit_s host gpu mig hbm_peak_mib", full)
 
 
 def owners(*job_ids: int) -> pa.Table:
@@ -425,7 +379,7 @@ def test_a_store_that_may_not_be_written_says_so(store: Store, monkeypatch: pyte
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("telemetry.store.atomic.os.open", refused)
+    monkeypatch.setattr("almanac.atomic.os.open", refused)
     with pytest.raises(StoreError, match="cannot be written: Permission denied"):
         store.of("c").set_watermark("sacct", 1)
 
@@ -443,30 +397,6 @@ def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_names_stays(
     lock.hardlink_to(target)
     cluster.set_watermark("sacct", 1)
     assert target.read_text() == "root's"
-
-
-def test_a_bit_that_flipped_is_not_written_again_with_a_good_checksum(cluster: ClusterStore) -> None:
-    cluster.write("telemetry", samples([("n1", 0, second, float(second % 97)) for second in range(900)]))
-    [path] = cluster.files("telemetry")
-    content = bytearray(path.read_bytes())
-    chunk = pq.read_metadata(path).row_group(0).column(TABLES["telemetry"].schema.get_field_index("hbm_used_mib"))
-    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.warns(DamageWarning, match=r"2200\.parquet is left out: damaged: its checksum differs"):
-        cluster.write("telemetry", samples([("n1", 1, 0, 1.0)]))
-    cluster.replace("telemetry", samples([]), pa.table({"time_ms": [START_MS]}))
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("content", [b"", b"not parquet", b"PAR1" + b"\xff" * 200 + b"\x64\0\0\0PAR1"])
-def test_of_many_files_the_damaged_one_is_named_by_views_too(cluster: ClusterStore, content: bytes) -> None:
-    cluster.write("jobs", pa.table({"job_id": [1, 2, 3], "submit_s": [10, 100_000, 200_000]}))
-    path = cluster.files("jobs")[1]
-    path.write_bytes(content)
-    with pytest.warns(DamageWarning, match=f"{path} is left out"), cluster.connect() as db:
-        cluster.view(db, "jobs", ["job_id"])
-        assert db.execute("SELECT sum(job_id) FROM jobs").fetchall() == [(4,)]
-    assert cluster.read("jobs")["job_id"].to_pylist() == [1, 3]
 
 
 def test_without_memory_the_limit_to_raise_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,85 +425,3 @@ def test_a_full_disk_is_said_and_leaves_the_file_as_it_was(
     assert "free disk space" in caught.value.hint
     assert path.read_bytes() == before
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
-def test_a_full_disk_keeps_the_watermark(cluster: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_full(handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    cluster.set_watermark("sacct", 1)
-    monkeypatch.setattr(os, "fsync", is_full)
-    with pytest.raises(StoreError, match=r"sacct\.c\.json: cannot be written: No space left") as caught:
-        cluster.set_watermark("sacct", 2)
-    assert "free disk space" in caught.value.hint
-    assert cluster.watermark("sacct") == 1
-
-
-def plant(store: Store) -> dict[str, str]:
-    """Strays among the files of the jobs of cluster c; by path below the table's folder, what is wrong with each."""
-    table = store.root / "jobs"
-    good = table / "cluster=c" / "date=1970-01-01"
-    for name in ("cluster=c/date=2026-13-45", "cluster=c/lost+found", "cluster=bad name", "cluster=c/date=garbage"):
-        (table / name).mkdir()
-        (table / name / "0000.parquet").write_bytes(b"")
-    for name in ("README", "cluster=d", "cluster=c/date=1970-02-02"):
-        (table / name).write_text("mine")
-    for name in ("0000.parquet~", "1.parquet", "9999.parquet", ".nfs000123", "0000.parquet.bak", ".0000.parquet.swp"):
-        (good / name).write_bytes(b"")
-    (good / "1200.parquet").mkdir()
-    (good / "1300.parquet").symlink_to("1300.parquet")
-    (table / "cluster=c" / "date=1970-03-03").symlink_to("date=1970-03-03")
-    (good / ".tmp-folder").mkdir()
-    (good / os.fsdecode(b"\xff.parquet")).write_bytes(b"")
-    names = dict.fromkeys(("0000.parquet~", "1.parquet", "9999.parquet", "0000.parquet.bak"), "not HHMM.parquet")
-    names[os.fsdecode(b"\xff.parquet")] = "not HHMM.parquet"
-    days = dict.fromkeys(("date=2026-13-45", "lost+found", "date=garbage"), "not date=YYYY-MM-DD")
-    return {
-        **{f"cluster=c/date=1970-01-01/{name}": f"its name is {fault}" for name, fault in names.items()},
-        **{f"cluster=c/{name}": f"its name is {fault}" for name, fault in days.items()},
-        "cluster=c/date=1970-01-01/1200.parquet": "not a regular file",
-        "cluster=c/date=1970-01-01/1300.parquet": "a link that leads nowhere: Too many levels of symbolic links",
-        "cluster=c/date=1970-03-03": "a link that leads nowhere: Too many levels of symbolic links",
-        "cluster=c/date=1970-02-02": "not a folder",
-        "README": "its name is not cluster=NAME",
-        "cluster=bad name": "its name is not cluster=NAME",
-        "cluster=d": "not a folder",
-    }
-
-
-def test_strays_are_passed_over_and_each_is_named_once(tmp_path: Path) -> None:
-    told: list[Stray] = []
-    store = Store.create(tmp_path / "store", on_strays=told.extend)
-    store.of("c").write("jobs", pa.table({"job_id": [1, 2], "submit_s": [10, 100_000]}))
-    expected = plant(store)
-    for more in (3, 4):
-        assert store.clusters() == ["c"]
-        store.of("c").write("jobs", pa.table({"job_id": [more], "submit_s": [more * 10]}))
-        assert store.of("c").read("jobs")["job_id"].to_pylist() == [1, *range(3, more + 1), 2]
-    assert {str(one.path.relative_to(store.root / "jobs")): one.reason for one in told} == expected
-    assert len(told) == len(expected)
-
-
-def test_a_stray_in_the_place_of_a_file_or_a_folder_is_named_by_the_write(tmp_path: Path) -> None:
-    named: list[Stray] = []
-    store = Store.create(tmp_path / "store", on_strays=named.extend)
-    (store.root / "jobs" / "cluster=c" / "date=1970-01-01" / "0000.parquet").mkdir(parents=True)
-    (store.root / "jobs" / "cluster=c" / "date=1970-01-02").write_text("mine")
-    first, second = (pa.table({"job_id": [1], "submit_s": [submit_s]}) for submit_s in (10, 90_000))
-    assert store.of("c").write("jobs", first).left_out == 1
-    assert [(one.path.parent.name, one.reason) for one in named] == [("date=1970-01-01", "not a regular file")]
-    with pytest.raises(StoreError, match="1970-01-02"):
-        store.of("c").write("jobs", second)
-    assert (store.root / "jobs" / "cluster=c" / "date=1970-01-02").read_text() == "mine"
-
-
-def test_without_a_listener_strays_are_warnings(store: Store) -> None:
-    (store.root / "jobs").mkdir()
-    (store.root / "jobs" / "README").write_text("mine")
-    with pytest.warns(UserWarning, match="README is skipped: its name is not cluster=NAME"):
-        assert store.clusters() == []
-
-
-def test_a_disk_of_its_own_can_be_a_new_store(tmp_path: Path) -> None:
-    (tmp_path / "lost+found").mkdir()
-    assert Store.create(tmp_path).clusters() == []

@@ -1,1 +1,0 @@
-"""Forecasts of how many nodes will be wanted: features, quantile model, baselines."""

@@ -1,1 +1,0 @@
-"""Back-tests, replays of the record, and scores."""

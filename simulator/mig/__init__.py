@@ -1,1 +1,0 @@
-"""GPUs under MIG: the schemes of migm-mig-scheduling, and clusters whose layouts change."""

@@ -1,1 +1,0 @@
-"""What a policy would have meant for jobs, users, and the cluster."""

@@ -1,0 +1,370 @@
+"""QSSF: the shortest predicted GPU-time first (Hu et al., SC'21, 4.2), as the hooks rank jobs, and its controls.
+
+Each prediction is made from jobs that ended in the simulation before the submission.
+
+The weight of predicted run times is an exponent: jobs start in the order GPUs x predicted run time^exponent. To choose
+it, the newest jobs of the site's own record run on equal nodes, in strict order, on clusters of several sizes, because
+a single size can differ by luck.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from advisor.duration.blend import DEFAULT_EXPONENT, QueuedJobs, RankScale, default_exponent
+from advisor.duration.features import SubmittedJob
+from advisor.duration.service import OnlinePredictor, Prediction, priority_of
+from advisor.priority import NO_OVERRUN, decide_priority, site_factor
+from almanac.config import Config
+from almanac.errors import RequestError
+from almanac.names import name_key
+from almanac.submit_config import Priority
+from simulator.cluster import Cluster, uniform
+from simulator.engine import simulate
+from simulator.policies.base import Actions, ClusterView, Fifo, GivenOrder, Policy, Ranking
+from simulator.workload import Workload, make_workload
+
+EXPONENTS = (0.25, 0.5, 0.75, 1.0)
+FIFO_WAITS = (0.4, 0.7, 0.9)
+"""Shares of the mean JCT under FIFO that are waiting: one size of the cluster for each (Hu et al., SC'21, 4.2.3)."""
+MIN_JOBS, NODE_GPUS = 200, 8
+CLEARLY = 0.01
+"""Another exponent than the default must shorten the mean JCT by this share."""
+
+
+def choose_exponent(jobs: QueuedJobs) -> float:
+    """One of EXPONENTS; the default without enough jobs, or without a clearly better one."""
+    if len(jobs.submit_s) < MIN_JOBS:
+        return DEFAULT_EXPONENT
+    try:
+        jct_s = mean_jct_s(jobs)
+    except RequestError:
+        return DEFAULT_EXPONENT
+    best = min(jct_s, key=lambda exponent: (jct_s[exponent], exponent))
+    return best if jct_s[best] < (1 - CLEARLY) * jct_s[DEFAULT_EXPONENT] else DEFAULT_EXPONENT
+
+
+def mean_jct_s(jobs: QueuedJobs) -> Mapping[float, float]:
+    """Return the geometric mean over cluster sizes of the mean JCT, seconds, by exponent.
+
+    Raises RequestError if no job can run.
+    """
+    records = {"submit_s": jobs.submit_s, "run_s": np.ceil(jobs.run_s), "gpu_count": jobs.gpu_count}
+    workload = make_workload(pd.DataFrame({**records, "job_id": np.arange(len(jobs.submit_s)).astype(str)}))
+    predicted_s = jobs.predicted_s[workload.array("job_id").astype("int64")]
+    gpu_count = workload.array("gpu_count").astype("float64")
+    sizes = _sizes(workload)
+    return {
+        exponent: math.exp(
+            np.mean([
+                math.log(_outcome(workload, nodes, GivenOrder(gpu_count * predicted_s**exponent))[0])
+                for nodes in sizes
+            ])
+        )
+        for exponent in EXPONENTS
+    }  # fmt: skip
+
+
+def _outcome(workload: Workload, nodes: int, policy: Policy) -> tuple[float, float]:
+    """(mean JCT, mean wait), seconds."""
+    record = simulate(workload, uniform(nodes, NODE_GPUS), policy)
+    jct_s = float(np.mean(record.end_s - workload.array("submit_s")))
+    return jct_s, float(np.mean(record.start_s - workload.array("submit_s")))
+
+
+def _sizes(workload: Workload) -> list[int]:
+    """Numbers of nodes on which FIFO waits for about the shares FIFO_WAITS; fewer where sizes are the same."""
+
+    @cache
+    def share(nodes: int) -> float:
+        jct_s, wait_s = _outcome(workload, nodes, Fifo())
+        return wait_s / jct_s
+
+    least = math.ceil(int(workload.array("gpu_count").max()) / NODE_GPUS)
+    most = least + math.ceil(_peak_gpus(workload) / NODE_GPUS)
+    sizes = []
+    for goal in FIFO_WAITS:
+        low, high = least, most
+        while low < high:  # the first size that waits for less than the goal
+            middle = (low + high) // 2
+            low, high = (low, middle) if share(middle) <= goal else (middle + 1, high)
+        sizes.append(low)
+    return sorted(set(sizes))
+
+
+def _peak_gpus(workload: Workload) -> int:
+    """The most GPUs that run at once if no job waits."""
+    submit_s, gpus = workload.array("submit_s"), workload.array("gpu_count")
+    times, changes = np.concatenate([submit_s, submit_s + workload.array("run_s")]), np.concatenate([gpus, -gpus])
+    return int(np.cumsum(changes[np.lexsort((changes, times))]).max())
+
+
+FIRST_GUESS_S = 3600.0
+"""Run time of jobs that arrive before any job has ended: they go by GPU count."""
+_SUBMISSION = ("user", "account", "partition", "qos", "name", "tier", "gpu_count", "node_count", "cpu_count")
+
+
+class Predicted(Policy):
+    """A policy that predicts each job at its submission, from jobs that ended before, those of the history included.
+
+    Once a model is trained, it ranks waiting jobs again, by what is known then, as `almanac reprioritize` does.
+
+    exponent: of predicted run times, instead of the one that trainings choose: 1 is GPU-time, 0 the GPU count alone.
+    """
+
+    observes: ClassVar[bool] = True
+
+    def __init__(self, config: Config, exponent: float | None = None) -> None:
+        self._config = config
+        self._scale = None if exponent is None else RankScale(exponent)
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
+        self._started = set[int]()
+        self._jobs = _submissions(workload)
+        self._online = OnlinePredictor(self._config, choose_exponent if self._scale is None else default_exponent)
+        if workload.history is not None:
+            _replay(workload.history, int(workload.array("submit_s")[0]), self._online)
+        self._trainings = self._online.trainings
+        return None
+
+    def arrive(self, jobs: Sequence[int], now_s: int) -> Ranking:
+        return self._ranking(jobs, self._online.submit([(job, self._jobs[job]) for job in jobs]), now_s)
+
+    def has_learned(self) -> bool:
+        before, self._trainings = self._trainings, self._online.trainings
+        return self._trainings > before
+
+    def rank_again(self, jobs: Sequence[int], now_s: int) -> Ranking:
+        return self._ranking(jobs, self._online.predict_again(jobs, now_s), now_s)
+
+    def _ranking(self, jobs: Sequence[int], predictions: Sequence[Prediction | None], now_s: int) -> Ranking:
+        if self._scale is not None:
+            predictions = [each and dataclasses.replace(each, scale=self._scale) for each in predictions]
+        expected_s = [each.duration.duration_s if each else FIRST_GUESS_S for each in predictions]
+        keys = [self.key(job, each, now_s) for job, each in zip(jobs, predictions, strict=True)]
+        return Ranking(np.array(keys, dtype="float64"), np.ceil(np.array(expected_s)))
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        raise NotImplementedError
+
+    def start(self, job: int, now_s: int) -> None:
+        # A job that starts again after a failure of its node is still one start to the predictor.
+        if job not in self._started:
+            self._started.add(job)
+            self._online.start(job, now_s)
+
+    def end(self, job: int, now_s: int, is_failed: bool) -> None:
+        self._online.end(job, now_s, is_failed)
+
+
+def _submissions(workload: Workload) -> list[SubmittedJob]:
+    columns = [workload.array(name).tolist() for name in _SUBMISSION]
+    # A request of as few nodes as possible is one of one node to the predictor, as in accounting.
+    columns[_SUBMISSION.index("node_count")] = [max(nodes, 1) for nodes in columns[_SUBMISSION.index("node_count")]]
+    columns[_SUBMISSION.index("name")] = [name_key(name) for name in columns[_SUBMISSION.index("name")]]
+    limits = [float(limit) if limit > 0 else float("nan") for limit in workload.array("time_limit_s").tolist()]
+    arrays, submits = workload.array("is_array").tolist(), workload.array("submit_s").tolist()
+    return [SubmittedJob(*row) for row in zip(*columns, limits, arrays, submits, strict=True)]
+
+
+def _replay(history: Workload, until_s: int, online: OnlinePredictor) -> None:
+    """The history's jobs as they ran; those with unknown start times ran at once."""
+    submissions = _submissions(history)
+    events: list[tuple[int, int, int]] = []
+    submits, starts, runs = (history.array(name).tolist() for name in ("submit_s", "start_s", "run_s"))
+    for job, (submit_s, start_s, run_s) in enumerate(zip(submits, starts, runs, strict=True)):
+        begun_s = start_s if start_s >= 0 else submit_s
+        events += [(begun_s + run_s, 0, job), (submit_s, 1, job), (begun_s, 2, job)]
+    is_failed = [state not in ("", "COMPLETED") for state in history.array("state")]
+    for time_s, what, job in sorted(events):
+        if time_s >= until_s:
+            return
+        if what == 0:
+            online.end(("history", job), time_s, is_failed[job])
+        elif what == 1:
+            online.submit([(("history", job), submissions[job])])
+        else:
+            online.start(("history", job), time_s)
+
+
+class PredictedRunTimes(Predicted):
+    """Another policy's fixed order, with predicted run times for the backfill."""
+
+    def __init__(self, config: Config, order: Policy) -> None:
+        super().__init__(config)
+        self._order = order
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
+        ranking = self._order.rank(workload, cluster)
+        if ranking is None:
+            raise RequestError(
+                "this policy's order changes with time", "plan its backfill with requested or true run times"
+            )
+        self._keys = np.asarray(ranking.keys).tolist()
+        return super().rank(workload, cluster)
+
+    def key(self, job: int, prediction: object, now_s: int) -> float:
+        return float(self._keys[job])
+
+
+class Qssf(Predicted):
+    """The least predicted GPU-time first, as the hooks rank jobs (advisor.duration.blend)."""
+
+    name: ClassVar[str] = "qssf"
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        if prediction is None:
+            return self._jobs[job].gpu_count * FIRST_GUESS_S
+        gpus = self._jobs[job].gpu_count
+        # The stretch only weighs the rank against the age of jobs, which does not count here.
+        scale = dataclasses.replace(prediction.scale, stretch=1.0)
+        return float(scale.ranked(gpus, prediction.queue_gpu_time_s / gpus))
+
+
+class AgedQssf(Qssf):
+    """QSSF in the order of Slurm's age factor plus the site factor that almanac sets: no job starves.
+
+    config.priority holds what a site can set: tau_hours, marquee users to relieve, and points for short jobs
+    (Hu et al., SC'21, implications 6 and 7).
+    """
+
+    name: ClassVar[str] = "qssf-aged"
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        settings, submission = self._config.priority, self._jobs[job]
+        advice = priority_of(submission, prediction, (), settings) if prediction else None
+        if advice is None:
+            gpu_time_s = super().key(job, None, now_s)
+            advice = decide_priority(gpu_time_s, gpu_time_s, NO_OVERRUN, submission.user, (), settings)
+        return aged_key(submission.submit_s, advice.site_factor, settings)
+
+
+def aged_key(submit_s: float, factor: float, priority: Priority) -> float:
+    """The place in the queue of a site factor and Slurm's age factor: the greatest sum is the smallest key."""
+    return submit_s / (priority.tau_hours * 3600) - factor / priority.points_per_e
+
+
+def aged_keys(workload: Workload, gpu_time_s: npt.NDArray[np.float64], priority: Priority) -> list[float]:
+    """The places of the jobs with these GPU-times in the queue, if the site factor came from them."""
+    pairs = zip(workload.array("submit_s").tolist(), gpu_time_s.tolist(), strict=True)
+    return [aged_key(submit_s, site_factor(ranked_s, priority), priority) for submit_s, ranked_s in pairs]
+
+
+class AgedGpuCount(Policy):
+    """A control: the order of the site factor, if every job were predicted to run equally long."""
+
+    name: ClassVar[str] = "gpu-count"
+
+    def __init__(self, config: Config) -> None:
+        self._priority = config.priority
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking:
+        gpu_time_s = workload.array("gpu_count").astype("float64") * FIRST_GUESS_S
+        return Ranking(np.array(aged_keys(workload, gpu_time_s, self._priority)))
+
+
+class RelievedQssf(Qssf):
+    """QSSF with relief for the users who wait most (Hu et al., SC'21, implication 7).
+
+    Every hour, the users with the longest total wait of their waiting jobs, at most `share` of all that wait, get
+    their jobs' keys divided by `factor`.
+    """
+
+    name: ClassVar[str] = "qssf-relief"
+
+    def __init__(self, config: Config, share: float = 0.05, factor: float = math.e, tick_s: int = 3600) -> None:
+        super().__init__(config)
+        self._share, self._factor, self.tick_s = share, factor, tick_s
+        self._keys: dict[int, float] = {}
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        self._keys[job] = super().key(job, prediction, now_s)
+        return self._keys[job]
+
+    def tick(self, view: ClusterView) -> Actions:
+        waited_s: dict[str, int] = {}
+        for job in view.waiting:
+            user = self._jobs[job].user
+            waited_s[user] = waited_s.get(user, 0) + view.now_s - self._jobs[job].submit_s
+        longest = sorted(waited_s, key=lambda user: (-waited_s[user], user))
+        relieved = set(longest[: math.ceil(len(longest) * self._share)])
+        return Actions({
+            job: self._keys[job] / (self._factor if self._jobs[job].user in relieved else 1.0) for job in view.waiting
+        })  # fmt: skip
+
+
+class DebugLaneQssf(Qssf):
+    """QSSF with a lane for debugging (Hu et al., SC'21, implication 6): jobs that ask for little time go first.
+
+    A job is a debugging job if its time limit is at most short_s. The limit ends it, so nobody gains by a false one.
+    """
+
+    name: ClassVar[str] = "qssf-debug"
+
+    def __init__(self, config: Config, short_s: float = 900.0) -> None:
+        super().__init__(config)
+        self._short_s = short_s
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        key = super().key(job, prediction, now_s)
+        return key - 2.0**40 if self._jobs[job].time_limit_s <= self._short_s else key
+
+
+class ShuffledQssf(Policy):
+    """A control: each job has the predicted run time of a random job that was submitted by then, and its own GPUs.
+
+    The predictions are those of a simulation of QSSF without backfill. The order relies on them in full, as in the
+    paper, unless there is an exponent, or age counts as in AgedQssf: then as far as the hooks do by default.
+    """
+
+    name: ClassVar[str] = "qssf-shuffled"
+
+    def __init__(self, config: Config, seed: int = 0, exponent: float | None = None, is_aged: bool = False) -> None:
+        default = DEFAULT_EXPONENT if is_aged else 1.0
+        self._config, self._seed, self._is_aged = config, seed, is_aged
+        self._exponent = default if exponent is None else exponent
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking:
+        run_s = _predicted_run_s(workload, cluster, self._config)
+        drawn = np.random.default_rng(self._seed).integers(np.arange(1, len(run_s) + 1))
+        gpus = workload.array("gpu_count").astype("float64")
+        if self._is_aged:
+            ranked_s = RankScale(self._exponent, float(np.exp(np.mean(np.log(run_s))))).ranked(gpus, run_s[drawn])
+            return Ranking(np.array(aged_keys(workload, ranked_s, self._config.priority)))
+        return Ranking(gpus * run_s[drawn] ** self._exponent)
+
+
+class _Recording(Qssf):
+    """run_s: the run time that was predicted for each job at its submission."""
+
+    def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
+        self.run_s = np.full(len(workload), np.nan)
+        return super().rank(workload, cluster)
+
+    def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
+        if np.isnan(self.run_s[job]):
+            self.run_s[job] = prediction.queue_gpu_time_s / self._jobs[job].gpu_count if prediction else FIRST_GUESS_S
+        return super().key(job, prediction, now_s)
+
+
+_newest: list[tuple[Workload, Cluster, Config, npt.NDArray[np.float64]]] = []
+"""The last result of _predicted_run_s: several draws of a control in one process need it once."""
+
+
+def _predicted_run_s(workload: Workload, cluster: Cluster, config: Config) -> npt.NDArray[np.float64]:
+    for *given, run_s in _newest:
+        if all(one is other for one, other in zip(given, (workload, cluster, config), strict=True)):
+            return run_s
+    policy = _Recording(config, 1.0)
+    simulate(workload, cluster, policy)
+    run_s = np.where(np.isnan(policy.run_s), FIRST_GUESS_S, policy.run_s)
+    _newest[:] = [(workload, cluster, config, run_s)]
+    return run_s

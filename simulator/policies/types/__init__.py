@@ -1,0 +1,3 @@
+"""Policies that decide on which GPU type each job runs."""
+
+__all__ = ("comparison",)

@@ -1,0 +1,3 @@
+"""The engine that changes jobs, and its record."""
+
+__all__ = ("engine", "log")

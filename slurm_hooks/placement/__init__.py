@@ -1,1 +1,0 @@
-"""GPU types of jobs that accept any type: which one they get now, and how Slurm is told."""

@@ -1,1 +1,0 @@
-"""Nodes of a node set over time: demand, use, waits, and counts."""

@@ -1,1 +1,0 @@
-"""Slurm, seen from outside: its commands, host lists and submission options."""

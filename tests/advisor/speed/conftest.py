@@ -1,6 +1,0 @@
-"""Tests here share speed_site."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

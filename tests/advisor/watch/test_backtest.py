@@ -1,0 +1,80 @@
+"""`almanac trial watch` on five weeks of a store: jobs of people of whom some do nothing, or work in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from advisor.trial import DO_NOT, NO_DATA, SWITCH_ON, Verdict, judge
+from advisor.watch.backtest import trial_watch
+from almanac.config import Config
+from almanac.units import DAY_S
+from telemetry.counters import GPU_METRICS
+from telemetry.store.schema import JOBS, TELEMETRY
+from telemetry.store.store import ClusterStore, Store
+
+FIRST_S, DAYS, MINUTES = 1_740_960_000, 36, 240
+NAMES = {"ann": "train", "bob": "train", "cy": "interactive", "dan": "sys/dashboard/sys/jupyter", "eve": "train"}
+"""Ann and the two sessions of people do nothing, bob works all the time, and of eve's idle GPU samples are missing."""
+
+
+def table(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
+
+
+def made_store(root: Path, last_min: int = 0) -> ClusterStore:
+    """A job of everybody each day; all work in their last last_min minutes."""
+    store, jobs, gpus, samples = Store.create(root).of("c"), [], [], []
+    for day in range(DAYS):
+        for number, (user, name) in enumerate(NAMES.items()):
+            start_s = FIRST_S + day * DAY_S + 3600
+            job = {"job_id": 10 * day + number + 1, "submit_s": start_s - 9}
+            given = {
+                "user": user,
+                "partition": "gpu",
+                "name": name,
+                "gpu_count": 1,
+                "node_count": 1,
+                "state": "TIMEOUT",
+            }
+            jobs.append(job | given | {"start_s": start_s, "end_s": start_s + MINUTES * 60})
+            unit = {"host": f"n{number}", "gpu": 0, "mig": ""}
+            gpus.append(job | unit)
+            for minute in range(0, MINUTES if day >= DAYS - 22 else 0, 2):
+                works = user == "bob" or minute >= MINUTES - last_min
+                if user != "eve" or not 60 <= minute < 180:
+                    value = {"gpu_util_pct": 90.0 * works, "sm_active_frac": 0.5 * works, "power_w": 80 + minute % 7}
+                    samples.append({**unit, **value, "time_ms": (start_s + 60 * minute + 30) * 1000})
+    store.write("jobs", table(jobs, JOBS))
+    store.write("gpu_metrics", table(gpus, GPU_METRICS))
+    store.write("telemetry", table(samples, TELEMETRY))
+    return store
+
+
+def verdict_of(store: ClusterStore) -> Verdict:
+    return judge(trial_watch(store, Config()), Config().trial)
+
+
+def test_cancels_pay_where_jobs_idle_to_their_end(tmp_path: Path) -> None:
+    verdict = verdict_of(made_store(tmp_path / "s"))
+    assert verdict.answer == SWITCH_ON
+    assert verdict.result.settings == ("[watch]", 'cancel = ["idle"]', 'partitions = ["gpu"]')
+    assert "21 cancels free" in verdict.result.notes[0]
+    assert verdict.result.notes[1].startswith("0 of these jobs used a GPU later")
+    gains = verdict.result.gains
+    assert gains is not None
+    # Ann's job alone is cancelled, after 150 minutes and at most half an hour more, and frees the rest of four hours.
+    # Ann's job alone is cancelled, after 150 minutes and at most half an hour, and frees the rest of four hours.
+    assert 1 / len(NAMES) <= gains.site.mean <= 1.5 / len(NAMES)
+
+
+def test_jobs_that_work_later_lose_what_they_did(tmp_path: Path) -> None:
+    verdict = verdict_of(made_store(tmp_path / "s", last_min=30))
+    assert verdict.answer == DO_NOT
+    assert verdict.result.notes[1].startswith("21 of these jobs used a GPU later")
+    assert [each.name for each in verdict.result.losers.by_user if each.is_worse] == ["ann"]
+
+
+def test_a_record_without_jobs_is_not_judged(tmp_path: Path) -> None:
+    assert verdict_of(Store.create(tmp_path / "s").of("c")).answer == NO_DATA
