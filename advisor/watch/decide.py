@@ -291,17 +291,16 @@ class _Judge:
     def by_job(self) -> list[WatchFinding]:
         """Host memory near its limit, and jobs that will meet their time limit: columns of the job itself."""
         found, at_s = [], self.round.at_s
-        columns = ("host_used_mib", "host_limit_mib", "over_limit_prob", "limit_end_s", "longest_limit_s", "start_s")
+        columns = ("host_used_mib", "host_limit_mib", "over_limit_prob", "limit_end_s")
         for job, row in enumerate(zip(*(self.jobs[name] for name in columns), strict=True)):
-            used, most, chance, end_s, longest_s, start_s = row
+            used, most, chance, end_s = row
             if used is not None and most and used >= self.rules.host_memory_frac * most:
                 numbers = {"used_mib": used, "limit_mib": most}
                 found.append(self._finding("host_memory", job, [], at_s, at_s, 1.0, numbers))
             if chance is None or end_s is None or not 0 < end_s - at_s <= self.rules.tell_limit_s:
                 continue
             if chance >= self.rules.over_limit_prob:
-                more = None if longest_s is None else max(0, start_s + longest_s - end_s)
-                numbers = {"left_s": end_s - at_s, "chance": chance, "most_more_s": more}
+                numbers = {"left_s": end_s - at_s, "chance": chance}
                 found.append(self._finding("limit", job, [], at_s, at_s, 1.0, numbers))
         return found
 

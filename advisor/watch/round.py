@@ -38,7 +38,6 @@ JOBS = pa.schema(
         column("comment", _TEXT, "what --comment says; null: it cannot be read"),
         column("is_serving", _FLAG, "an inference server's metrics come from its nodes", nullable=False),
         column("over_limit_prob", _REAL, "chance that it needs more time than its limit; null: not known"),
-        column("longest_limit_s", _INT, "longest time limit of its partition; null: not known, or none"),
         column("host_used_mib", _REAL, "host memory of its fullest node, by a cgroup exporter; null: not known"),
         column("host_limit_mib", _REAL, "limit of that node's cgroup; null: not known"),
     ]

@@ -73,10 +73,11 @@ def _host_memory(job: Row, evidence: Row, took: str, at_s: int) -> str:
 
 
 def _limit(job: Row, evidence: Row, took: str, at_s: int) -> str:
-    more_s, end = evidence["most_more_s"], format_moment(job["limit_end_s"])
-    ask = "" if more_s == 0 else ", or ask the operators for more time: scontrol update jobid={} timelimit=+60".format(
-        job["job_id"])  # fmt: skip
-    return f"save a checkpoint before {end}{ask}. Jobs like it need more than the time that is left"
+    command = f"scontrol update jobid={job['job_id']} timelimit=+60"
+    return (
+        f"save a checkpoint before {format_moment(job['limit_end_s'])}, or ask the operators for more time: only they "
+        f"can run {command}. Jobs like it need more than the time that is left"
+    )
 
 
 _SAID: Mapping[Kind, Callable[[Row, Row, str, int], str]] = {

@@ -206,10 +206,11 @@ def test_growing_memory_is_told_before_it_is_full() -> None:
 
 
 def test_host_memory_and_limit_come_from_the_job_s_columns() -> None:
-    ends = {**JOB, "limit_end_s": T0 + 1700, "over_limit_prob": 0.9, "longest_limit_s": 100_000}
+    ends = {**JOB, "limit_end_s": T0 + 1700, "over_limit_prob": 0.9}
     full = {**JOB, "host_used_mib": 97_000.0, "host_limit_mib": 100_000.0}
-    assert "timelimit=" in played([a_round(0, [BUSY, BUSY], ends)])[0][0].says
-    assert "timelimit=" not in played([a_round(0, [BUSY, BUSY], {**ends, "longest_limit_s": 9700})])[0][0].says
+    (limit,) = played([a_round(0, [BUSY, BUSY], ends)])[0]
+    assert "ask the operators for more time: only they can run scontrol update jobid=1 timelimit=+60" in limit.says
+    assert limit.evidence["left_s"] == 1700 and limit.evidence["chance"] == 0.9
     assert kinds(played([a_round(0, [BUSY, BUSY], full)])[0]) == ["host_memory"]
     unknown = {**full, "host_limit_mib": None}, {**ends, "over_limit_prob": 0.5}, {**ends, "limit_end_s": T0 + 2000}
     assert not any(played([a_round(0, [BUSY, BUSY], job)])[0] for job in unknown)
