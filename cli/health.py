@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from advisor.health.checkpoints import Mttf
     from advisor.health.record import SiteHealth
 
-_MOST_NODES = 10
-
 
 @click.command("health")
 @click.option("--days", type=click.IntRange(1, 3660), default=30, show_default=True, help="Days of the record to use.")
@@ -32,7 +30,7 @@ def command(app: App, days: int, as_json: bool) -> None:
     drains it. It drains nothing itself.
     """
     app.require_operator("failures name all users' jobs")
-    from advisor.health.record import site_health  # late: root loads no library before it must
+    from advisor.health.record import NODE_COLUMNS, site_health  # late: root loads no library before it must
 
     found = site_health(app.store, app.now_s(), days)
     if as_json:
@@ -40,7 +38,8 @@ def command(app: App, days: int, as_json: bool) -> None:
         return
     for line in _lines(found):
         click.echo(folded(line, sys.stdout, "  "))
-    _show_nodes(found)
+    if rows := found.rows():
+        show_table(NODE_COLUMNS, rows, right=NODE_COLUMNS[1:])
     show_table(
         ["GPUs", "failures", "MTTF", "95% interval"],
         [_size_cells(size) for size in found.sizes],
@@ -57,18 +56,6 @@ def _lines(found: SiteHealth) -> Iterator[str]:
     days = round((found.until_s - found.since_s) / 86400)
     standing = "1 node stands out" if len(found.lemons) == 1 else f"{len(found.lemons) or 'no'} nodes stand out"
     yield f"{counted(len(found.failures), 'job')} failed by a node in {counted(days, 'day')}; {standing}"
-
-
-def _show_nodes(found: SiteHealth) -> None:
-    failing = [node for node in found.nodes if node.failures][:_MOST_NODES]
-    rows = [
-        [printable(node.node, 40), format_count(node.failures), f"{node.days:.0f}", f"{node.rate_30d:.2g}",
-         f"{node.others_30d:.2g}", f"{node.chance:.1%}"]
-        for node in failing
-    ]  # fmt: skip
-    if rows:
-        columns = ["node", "failures", "days", "rate in 30 days", "others", "chance of 5x"]
-        show_table(columns, rows, right=columns[1:])
 
 
 def _size_cells(size: Mttf) -> list[str]:

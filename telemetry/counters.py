@@ -89,8 +89,12 @@ PARTS: tuple[Counter, ...] = (
 LIVE: tuple[Counter, ...] = (
     Counter("throttle_reasons", "bits", "why the clock is held down, by NVML's bits", 0, 2**32),
     Counter("row_remap_failures", "errors", "memory rows that could not be replaced by spare ones", 0, 1e9),
+    Counter("xid_changes", "changes", "times that the XID gauge changed, or a count of XIDs by code did", 0, 1e6),
 )
 """Counters that only the watch reads, of running jobs: they are not stored."""
+
+HIGHEST = frozenset({"gpu_util_pct", "hbm_used_mib", "hbm_used_pct", "ecc_uncorrected", *(c.column for c in LIVE)})
+"""Counters of which a round of the watch, live or replayed, takes the highest value: of xid the last, else the mean."""
 
 COUNTER_COLUMNS: tuple[str, ...] = tuple(counter.column for counter in COUNTERS)
 
@@ -186,7 +190,9 @@ JOB_METRICS = pa.schema(
         column("nvlink_bytes", _REAL, "bytes over NVLink, both directions, all GPUs"),
         column("pcie_bytes", _REAL, "bytes over PCIe, both directions, all GPUs"),
         column(
-            "gpu_errors", pa.list_(_TEXT), "first errors of its GPUs: host:gpu:XID 79:s since 1970; null: none seen"
+            "gpu_errors",
+            pa.list_(_TEXT),
+            "first and last errors of its GPUs: host:gpu:XID 79:s since 1970; null: none seen",
         ),
     ]
 )

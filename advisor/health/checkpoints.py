@@ -122,12 +122,13 @@ def save_every_s(cost_s: float, mttf_s: float) -> float:
     """Seconds of work between checkpoints that lose the least time (Daly 2006, equation 37).
 
     J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006) 303-312.
-    Its first term is Young's sqrt(2 cost MTTF) (CACM 17 (1974) 530).
+    Its first term is Young's sqrt(2 cost MTTF) (CACM 17 (1974) 530). Never less than one checkpoint takes: from
+    cost_s = 0.79 mttf_s on, the formula asks for less time to work than to save.
     """
-    if cost_s >= 2 * mttf_s:
-        return mttf_s
+    if cost_s >= mttf_s:
+        return cost_s
     part = cost_s / (2 * mttf_s)
-    return math.sqrt(2 * cost_s * mttf_s) * (1 + math.sqrt(part) / 3 + part / 9) - cost_s
+    return max(math.sqrt(2 * cost_s * mttf_s) * (1 + math.sqrt(part) / 3 + part / 9) - cost_s, cost_s)
 
 
 def advise_checkpoints(rate: FailureRate, gpus: int, run_s: float | None, cost_s: float) -> CheckpointAdvice | None:

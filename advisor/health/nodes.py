@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.special import gammaincc, gammaln
 
 INCIDENT_GAP_S = 3600
-"""Failures of one node within so many seconds of the one before are one incident: a node fails every job it gets."""
+"""Failures of one node within so many seconds of the first are one incident: a node fails every job it gets."""
 LEAST_FAILURES = 3
 """A lemon has at least so many incidents, whatever the prior says."""
 Floats = npt.NDArray[np.float64]
@@ -58,12 +58,11 @@ class NodeRate:
 
 
 def incidents(times_s: Iterable[int], gap_s: int = INCIDENT_GAP_S) -> list[int]:
-    """Return the first time of each incident, in order: failures at most gap_s after the one before belong to it."""
-    found, last = list[int](), -math.inf
+    """Return the first time of each incident, in order: failures at most gap_s after this time belong to it."""
+    found = list[int]()
     for time_s in sorted(times_s):
-        if time_s - last > gap_s:
+        if not found or time_s - found[-1] > gap_s:
             found.append(time_s)
-        last = time_s
     return found
 
 

@@ -20,7 +20,7 @@ from advisor.health.checkpoints import (
     mttf_by_gpus,
 )
 from advisor.health.nodes import NodeRate, NodeRecord, incidents, node_rates
-from almanac.units import DAY_S, counted, format_count, json_value
+from almanac.units import DAY_S, counted, format_count, json_value, printable
 from telemetry.health.failures import JobFailure, gpu_exposure, node_days, node_failures
 from telemetry.store.store import ClusterStore
 
@@ -28,6 +28,11 @@ WINDOW_DAYS = 30
 """Days of the record that rates come from: long enough for some failures, short enough to forget repaired nodes."""
 _LONGEST_DAYS = 31
 """Jobs that were submitted longer before the window are not read."""
+
+
+MOST_NODES = 10
+NODE_COLUMNS = ("node", "failures", "days with jobs", "rate in 30 days", "other nodes", "chance of 5x")
+"""Names of the columns of SiteHealth.rows."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,14 @@ class SiteHealth:
         for failure in self.failures:
             found[failure.node].append(failure)
         return dict(found)
+
+    def rows(self) -> list[list[str]]:
+        """The first nodes with failures as texts, for a terminal and a page: NODE_COLUMNS."""
+        return [
+            [printable(node.node, 60), format_count(node.failures), f"{node.days:.0f}", f"{node.rate_30d:.2g}",
+             f"{node.others_30d:.2g}", f"{node.chance:.1%}"]
+            for node in self.nodes if node.failures
+        ][:MOST_NODES]  # fmt: skip
 
     def evidence(self, node: NodeRate) -> str:
         """ "15 failures on 30 days (others 0.2 in 30 days): 12 of XID 79, the GPU fell off the bus; 3 of NODE_FAIL"."""
@@ -89,8 +102,7 @@ def _meaning(failure: JobFailure) -> dict[str, Any]:
 
 def site_health(store: ClusterStore, until_s: int, days: int = WINDOW_DAYS) -> SiteHealth:
     """Read the failures of the last days. Raises StoreError."""
-    since_s = until_s - days * DAY_S
-    span = (since_s, until_s, since_s - _LONGEST_DAYS * DAY_S)
+    span = _span(until_s, days)
     failures = node_failures(store, *span)
     exposures = _exposures(gpu_exposure(store, *span), failures)
     times: dict[str, list[int]] = defaultdict(list)
@@ -99,7 +111,19 @@ def site_health(store: ClusterStore, until_s: int, days: int = WINDOW_DAYS) -> S
     records = [
         NodeRecord(node, of_node, len(incidents(times[node]))) for node, of_node in node_days(store, *span).items()
     ]
-    return SiteHealth(since_s, until_s, failures, node_rates(records), mttf_by_gpus(exposures), failure_rate(exposures))
+    return SiteHealth(*span[:2], failures, node_rates(records), mttf_by_gpus(exposures), failure_rate(exposures))
+
+
+def site_rate(store: ClusterStore, until_s: int) -> FailureRate:
+    """The failures of a site's jobs on their GPU-hours, without a rating of nodes. Raises StoreError."""
+    span = _span(until_s, WINDOW_DAYS)
+    return failure_rate(_exposures(gpu_exposure(store, *span), node_failures(store, *span)))
+
+
+def _span(until_s: int, days: int) -> tuple[int, int, int]:
+    """Start and end of the record, and the earliest submission of its jobs."""
+    since_s = until_s - days * DAY_S
+    return since_s, until_s, since_s - _LONGEST_DAYS * DAY_S
 
 
 _Key = TypeVar("_Key")
@@ -112,7 +136,7 @@ def stored_checkpoints(
     large = {key: size for key, size in sizes.items() if size[0] * size[1] >= LEAST_GPU_S}
     if not large:
         return {}
-    rate = site_health(store, now_s).rate
+    rate = site_rate(store, now_s)
     return {key: advice for key, size in large.items() if (advice := advise_checkpoints(rate, *size, cost_s))}
 
 

@@ -32,6 +32,7 @@ from almanac.actions_config import WatchSection
 from almanac.config import Config
 from almanac.units import DAY_S, HOUR_S
 from slurm.running import SESSIONS
+from telemetry.counters import HIGHEST
 from telemetry.store.database import arrow
 from telemetry.store.schema import JOBS as STORED
 from telemetry.store.schema import TELEMETRY
@@ -42,7 +43,6 @@ SPAN_S = 600
 MOST_KEPT = 1000
 """Runs with steps; above this, those of jobs that have ended are forgotten."""
 NOTHING, SHUFFLED = "no cancels", "the same cancels of other jobs"
-_HIGHEST = {"gpu_util_pct", "hbm_used_mib", "hbm_total_mib", *GPU_COUNTERS[GPU_COUNTERS.index("throttle_reasons") :]}
 
 
 def replay(rounds: Iterable[Round], settings: WatchSection) -> Iterator[tuple[Round, list[WatchFinding], list[Run]]]:
@@ -197,7 +197,8 @@ def _samples(store: ClusterStore, units: pa.Table, day_s: int) -> pa.Table:
     """The counters of a day in bins of SPAN_S: bin, run, and the columns of round.GPUS but for job."""
     both = ("nvlink_tx_bytes_s", "nvlink_rx_bytes_s")
     named = [name for name in GPU_COUNTERS if name in TELEMETRY.names]
-    values = {name: f"{'max' if name in _HIGHEST else 'avg'}(t.{name}) FILTER (NOT isnan(t.{name}))" for name in named}
+    values = {name: f"{'max' if name in HIGHEST else 'avg'}(t.{name}) FILTER (NOT isnan(t.{name}))" for name in named}
+    values["xid"] = "arg_max(t.xid, t.time_ms) FILTER (NOT isnan(t.xid))"
     values["nvlink_bytes_s"] = f"avg({' + '.join(both)}) FILTER (NOT isnan({' + '.join(both)}))"
     counters = ", ".join(f"coalesce({values.get(name, 'NULL')}, 'nan'::DOUBLE) AS {name}" for name in GPU_COUNTERS)
     sql = f"""

@@ -49,9 +49,9 @@ GPU_COUNTERS = (
     "fp64_active_frac", "fp32_active_frac", "fp16_active_frac", "nvlink_bytes_s", "hbm_used_mib", "hbm_total_mib",
     "power_w", "sm_clock_mhz", "throttle_reasons", "ecc_uncorrected", "row_remap_failures", "xid", "xid_changes",
 )  # fmt: skip
-"""Columns of a GPU, NaN where unknown: the highest of the span for GPU_UTIL, HBM, and those from throttle_reasons on.
+"""Columns of a GPU in the span, NaN where unknown: counters.HIGHEST, the last XID, and the means of the others.
 
-The others are means. nvlink_bytes_s adds both directions. throttle_reasons are NVML's bits. ecc_uncorrected and
+nvlink_bytes_s adds both directions. throttle_reasons are NVML's bits. ecc_uncorrected and
 row_remap_failures are counts since the driver was loaded, or of the GPU's life. xid is a gauge that keeps its last
 value after the job that met it, so that only xid_changes, of this span, says that something happened now.
 """

@@ -6,9 +6,8 @@ from advisor.health.checkpoints import chance_text
 from almanac.units import format_duration, printable
 from reports.job.evidence import JobContext
 from reports.job.rules import Fact
-from slurm.hostlist import expand
 from slurm.states import NODE_FAILED
-from telemetry.health.errors import UNKNOWN, JobError, fatal_error
+from telemetry.health.errors import JobError, failed_node, fatal_error
 
 
 def health_facts(context: JobContext) -> dict[str, Fact]:
@@ -39,19 +38,9 @@ def health_words(context: JobContext) -> dict[str, str]:
 
 def _error(context: JobContext) -> JobError | None:
     job = context.job
-    found = fatal_error(job["state"], job["end_s"], context.metrics.get("gpu_errors"))
-    return found if found and found.known.cause != UNKNOWN else None
+    return fatal_error(job["state"], job["end_s"], context.metrics.get("gpu_errors"), job.get("failed_node"))
 
 
 def _node(context: JobContext) -> str:
-    """The node that failed, by its GPU, by accounting, or because the job had no other; "" if not known."""
-    job, error = context.job, _error(context)
-    if error:
-        return error.host
-    if job["state"] not in NODE_FAILED:
-        return ""
-    try:
-        hosts = expand(job["node_list"] or "")
-    except ValueError:
-        hosts = ()
-    return job.get("failed_node") or (hosts[0] if len(hosts) == 1 else "")
+    job = context.job
+    return failed_node(job["state"], job["node_list"], job.get("failed_node"), _error(context))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from advisor.from_store import load_usable
 from advisor.health.checkpoints import FailureRate, advise_checkpoints, checkpoint_text
-from advisor.health.record import site_health
+from advisor.health.record import site_rate
 from advisor.priority import require_ageing
 from advisor.service import Trained
 from almanac import __version__
@@ -82,7 +82,7 @@ class PublishRun:
 
     @cached_property
     def failure_rate(self) -> FailureRate:
-        return site_health(self.site.store, self.site.now_s()).rate
+        return site_rate(self.site.store, self.site.now_s())
 
     def with_checkpoint(self, row: AdviceRow) -> AdviceRow:
         """The row of a family, with a sentence for jobs that seldom end without a failure of a node."""

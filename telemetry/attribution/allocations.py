@@ -232,10 +232,11 @@ def _records_by_job(jobs: Sequence[JobRun], inventory: Inventory, bindings: Sequ
     runs: dict[int, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
         runs[job.job_id].append(number)
+    hosts = functools.cache(lambda number: frozenset(jobs[number].hosts))  # each host of a large job has a record
     found: dict[int, _Bound] = defaultdict(_Bound)
     for record in bindings:
         run = _run_of(record.seen_s, [(jobs[n].start_s, jobs[n].end_s, n) for n in runs.get(record.job_id, ())])
-        if run is not None and record.host in jobs[run].hosts:
+        if run is not None and record.host in hosts(run):
             span_s = (jobs[run].start_s, jobs[run].end_s)
             units = units_of(record, inventory.of(record.host, *span_s), inventory.names(record.host, *span_s))
             if isinstance(units, str):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from slurm.hostlist import expand
 from slurm.states import NODE_FAILED
 
 NODE_CAUSES = frozenset({"node", "reset", "replace"})
@@ -83,14 +84,33 @@ class JobError:
         return cls(host, gpu, code, int(time_s))
 
 
-def fatal_error(state: str | None, end_s: int | None, texts: Iterable[str] | None) -> JobError | None:
+def fatal_error(
+    state: str | None, end_s: int | None, texts: Iterable[str] | None, accounted: str | None = None
+) -> JobError | None:
     """The error that a failed job died of: of those near its end, one of the node before one of its program.
 
-    None for a job that did not fail, and for one without an error of known cause. As NODE_FAILED_SQL.
+    None for a job that did not fail, and for one without an error of known cause. As NODE_FAILED_SQL. Slurm ended a
+    job with NODE_FAIL for its node: no error of the program is its cause, and none of a node other than accounted
+    (FailedNode).
     """
     if end_s is None or state not in (DIED, *NODE_FAILED):
         return None
     errors = [JobError.of(text) for text in texts or ()]
     near = [each for each in errors if -BEFORE_END_S <= each.time_s - end_s <= GAP_S]
-    ranked = [each for each in near if each.known.is_of_node] + [each for each in near if each.known.cause == "code"]
-    return ranked[0] if ranked else None
+    of_node = [each for each in near if each.known.is_of_node]
+    if state in NODE_FAILED:
+        return next((each for each in of_node if each.host == (accounted or each.host)), None)
+    return next(iter(of_node + [each for each in near if each.known.cause == "code"]), None)
+
+
+def failed_node(state: str | None, node_list: str | None, accounted: str | None, error: JobError | None) -> str:
+    """The node that ended a job: accounting's, that of the fatal error, or the job's only one; "" if unknown."""
+    if state not in NODE_FAILED:
+        return error.host if error and error.known.is_of_node else ""
+    if accounted or error:
+        return accounted or (error.host if error else "")
+    try:
+        hosts = expand(node_list or "")
+    except ValueError:
+        return ""
+    return hosts[0] if len(hosts) == 1 else ""

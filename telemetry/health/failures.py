@@ -24,6 +24,7 @@ from telemetry.health.errors import (
     NODE_CAUSES,
     GpuError,
     codes_of,
+    failed_node,
     fatal_error,
     gpu_error,
 )
@@ -33,7 +34,7 @@ from telemetry.store.store import ClusterStore
 CLOCK_S = 60
 """Clocks of nodes and of slurmctld differ by less."""
 MOST_ERRORS = 100
-"""Errors kept of one job: the first of each GPU and code, by time."""
+"""Errors kept of one job: the first and the last of each GPU and code; of more than these, both ends by time."""
 _ERRORS = f"""
 WITH found AS (SELECT host, gpu, time_ms, xid, ecc_uncorrected FROM
   (FROM no_errors UNION ALL BY NAME FROM read_parquet($files, union_by_name = true, hive_partitioning = false))),
@@ -56,9 +57,13 @@ owned AS (
     AND a.end_ms >= c.before_ms - {1000 * CLOCK_S} AND (a.mig = '' OR list_contains($of_node, c.code))
   QUALIFY row_number() OVER (PARTITION BY c.host, c.gpu, a.mig, c.code, c.time_ms
     ORDER BY a.died AND a.end_ms <= c.time_ms + {1000 * CLOCK_S} DESC, a.end_ms DESC) = 1),
-first AS (SELECT job, host, gpu, code, min(time_ms) // 1000 AS time_s FROM owned GROUP BY ALL)
-SELECT job, list(host || ':' || gpu || ':' || code || ':' || time_s ORDER BY time_s, host, gpu)[:{MOST_ERRORS}]
-FROM first GROUP BY job"""
+ends AS (SELECT DISTINCT job, host, gpu, code, time_ms // 1000 AS time_s FROM owned
+         WINDOW one AS (PARTITION BY job, host, gpu, code)
+         QUALIFY time_ms IN (min(time_ms) OVER one, max(time_ms) OVER one)),
+texts AS (SELECT job, list(host || ':' || gpu || ':' || code || ':' || time_s ORDER BY time_s, host, gpu) AS all_of
+          FROM ends GROUP BY job)
+SELECT job, CASE WHEN len(all_of) <= {MOST_ERRORS} THEN all_of
+                 ELSE all_of[:{MOST_ERRORS // 2}] || all_of[-{MOST_ERRORS // 2}:] END FROM texts"""
 """An error of a MIG instance is one of its GPU: that of a program (code) could be any tenant's, so it is none's."""
 
 
@@ -105,8 +110,8 @@ NODE_FAILED_SQL = f"""(coalesce(j.state, '') IN {NODE_FAILED} OR (j.state = '{DI
       AND string_split(e, ':')[-1]::BIGINT - j.end_s BETWEEN -{BEFORE_END_S} AND {GAP_S})), 0) > 0))"""
 """SQL: a job of the table jobs (j) with its row of job_metrics (m), or null, ended because of its node."""
 _FAILURES = f"""
-SELECT j.job_id, j.submit_s, j."user", coalesce(j.state, '') AS state, j.node_list, j.failed_node, j.node_count,
-       j.gpu_count, j.end_s, m.gpu_errors
+SELECT j.job_id, j.submit_s, j."user", coalesce(j.state, '') AS state, j.node_list, j.failed_node, j.gpu_count,
+       j.end_s, m.gpu_errors
 FROM jobs j LEFT JOIN job_metrics m USING (job_id, submit_s)
 WHERE j.end_s >= $since_s AND j.end_s < $until_s AND j.start_s IS NOT NULL AND {NODE_FAILED_SQL}
 ORDER BY j.end_s, j.job_id, j.submit_s"""
@@ -139,25 +144,16 @@ def node_failures(store: ClusterStore, since_s: int, until_s: int, submitted_fro
         store.view(db, "job_metrics", ("job_id", "submit_s", "gpu_errors"), submitted_from_s, until_s)
         rows = db.execute(_FAILURES, {"since_s": since_s, "until_s": until_s}).fetchall()
     found = []
-    for job_id, submit_s, user, state, node_list, failed_node, node_count, gpu_count, end_s, texts in rows:
-        error = fatal_error(state, end_s, texts)
-        node = error.host if error else failed_node or (_only(node_list) if node_count == 1 else "")
+    for job_id, submit_s, user, state, node_list, accounted, gpu_count, end_s, texts in rows:
+        error = fatal_error(state, end_s, texts, accounted)
+        node = failed_node(state, node_list, accounted, error)
         gpu, code, time_s = (error.gpu, error.code, error.time_s) if error else ("", "", end_s)
         found.append(JobFailure(job_id, submit_s, user or "", state, node, gpu, code, time_s, gpu_count or 0))
     return found
 
 
-def _only(node_list: str | None) -> str:
-    try:
-        hosts = list(expand(node_list or ""))
-    except ValueError:
-        return ""
-    return hosts[0] if len(hosts) == 1 else ""
-
-
 _JOBS = (
-    "job_id", "submit_s", "user", "state", "node_list", "failed_node", "node_count", "gpu_count", "start_s", "end_s",
-    "elapsed_s",
+    "job_id", "submit_s", "user", "state", "node_list", "failed_node", "gpu_count", "start_s", "end_s",
 )  # fmt: skip
 _EXPOSURE = """
 WITH ran AS (SELECT coalesce(gpu_count, 0) AS gpus, node_list, greatest(start_s, $since_s) AS from_s,

@@ -11,19 +11,19 @@ import pyarrow as pa
 
 from almanac.config import Prometheus
 from almanac.records import Counts
-from telemetry.counters import LIVE, Counter
+from telemetry.counters import HIGHEST, LIVE, Counter
 from telemetry.sources.exporters import Metric
 from telemetry.sources.pivot import Pivot
 from telemetry.sources.prometheus import PrometheusSource
 from telemetry.sources.prometheus_json import Point, SeriesSamples
 from telemetry.sources.series import parse_job_label, short_host
 
-_HIGHEST = frozenset({"gpu_util_pct", "hbm_used_mib", "hbm_used_pct", "ecc_uncorrected"} | {one.column for one in LIVE})
-"""Counters whose highest value in the span counts, and not the mean."""
 _UNREAD = frozenset({"energy_mj", "temp_c", "pcie_tx_bytes_s", "pcie_rx_bytes_s"})
 SAMPLES = Metric("samples", Counter("sample_count", "samples", "", 0, 1e6))
-CHANGES = Metric("changes", Counter("xid_changes", "changes", "", 0, 1e6))
-MORE = ("throttle_reasons", "row_remap_failures", "sample_count", "xid_changes")
+CHANGES = Metric("changes", next(each for each in LIVE if each.column == "xid_changes"))
+BEFORE_S = 60
+"""A change is between two samples: the first of them may be so long before the span, and still in the job's time."""
+MORE = (*(each.column for each in LIVE), "sample_count")
 """Columns of `live_counters` that the store does not have."""
 SERVING = ("vllm:num_requests_running", "nv_inference_request_success")
 """Metrics of inference servers that are there while they run (docs.vllm.ai, design/metrics, v0.9; Triton's
@@ -51,21 +51,23 @@ class LiveSource(PrometheusSource):
         pivot = Pivot(exporter, self.config.host_suffix, start_s * 1000, at_s * 1000, Counts(), refuse)
         info = queries.info(start_s, at_s)
 
-        def take(metric: Metric, function: str, selector: str) -> None:
-            samples = self._vector(f"max by ({self._labels}) ({function}({selector}{_over(span_s)}))", at_s)
+        def take(metric: Metric, function: str, *of: Metric, over_s: int = span_s) -> None:
+            values = " or ".join(f"{function}({queries.of(each)}{_over(over_s)})" for each in of)
+            samples = self._vector(f"max by ({self._labels}) ({values})", at_s)
             queries.name_gpus(samples, info)
             pivot.add(metric, samples)
 
-        for metric in (*present, *(exporter.live if present else ())):
+        read = (*present, *(exporter.live if present else ()))
+        changing = [each for each in read if each.counter.column in ("xid", "xid_changes")]
+        for metric in read:
             column = metric.counter.column
-            function = (
-                "last_over_time" if column == "xid" else "max_over_time" if column in _HIGHEST else "avg_over_time"
-            )
-            take(metric, function, queries.of(metric))
-            if column == "xid":
-                take(CHANGES, "changes", queries.of(metric))
+            if column != "xid_changes":
+                latest = "last_over_time" if column == "xid" else "avg_over_time"
+                take(metric, "max_over_time" if column in HIGHEST else latest, metric)
+        if changing:
+            take(CHANGES, "changes", *changing, over_s=span_s + BEFORE_S)
         for metric in present[:1]:
-            take(SAMPLES, "count_over_time", queries.of(metric))
+            take(SAMPLES, "count_over_time", metric)
         if present and exporter.job_metric and not exporter.job_flag:
             selector = queries.matching(exporter.job_metric) + _over(span_s)
             pivot.add_jobs(self._vector(f"max by ({self._labels}) (last_over_time({selector}))", at_s))

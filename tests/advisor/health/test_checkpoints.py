@@ -46,7 +46,13 @@ def test_daly_loses_least() -> None:
 
     best = min(range(60, 20000, 10), key=wall)
     assert save_every_s(cost_s, mttf_s) == pytest.approx(best, rel=0.02)
-    assert save_every_s(700, 300) == 300
+
+
+@pytest.mark.parametrize("cost_s", [10.0, 240.0, 300.0, 700.0, 1e5])
+def test_the_work_between_checkpoints_takes_as_long_as_one_at_least(cost_s: float) -> None:
+    assert save_every_s(cost_s, 300) >= cost_s
+    advice = advise_checkpoints(FailureRate(12, 1), 1, 1e6, cost_s)
+    assert advice is not None and advice.every_s >= advice.cost_s
 
 
 def test_only_long_large_jobs_are_told() -> None:

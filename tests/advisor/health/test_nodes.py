@@ -48,6 +48,12 @@ def test_the_rate_is_between_the_node_and_the_site() -> None:
     assert own.others_30d < own.rate_30d < 2
 
 
-def test_a_burst_is_one_incident() -> None:
-    assert incidents(range(0, 7200, 6)) == [0]
-    assert incidents([9000, 0, 100, 3700]) == [0, 9000]
+def test_a_burst_is_one_incident_and_a_node_that_never_stops_has_many() -> None:
+    assert incidents(range(0, 3600, 6)) == [0]
+    assert incidents([9000, 0, 100, 3700]) == [0, 3700, 9000]
+    assert len(incidents(range(0, 86_400, 50 * 60))) == 15
+
+
+def test_a_node_that_fails_every_50_minutes_is_found_after_a_day() -> None:
+    counts = {"n0": len(incidents(range(0, 86_400, 50 * 60)))}
+    assert _lemons([NodeRecord(f"n{place}", 1, counts.get(f"n{place}", 0)) for place in range(200)]) == ["n0"]

@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from advisor.health.record import drain_command, site_health, stored_checkpoints
+from advisor.health.record import NODE_COLUMNS, drain_command, site_health, site_rate, stored_checkpoints
+from reports.site.health import health_table
+from reports.site.words import PageTable
 from telemetry.store.schema import JOBS
 from telemetry.store.store import ClusterStore, Store
 
@@ -49,6 +51,23 @@ def test_the_bad_node_stands_out_with_its_evidence_and_the_command(store: Cluste
     assert len(said["failures"]) == 20 and said["lemons"][0]["drain"] == drain_command(lemon)
 
 
+def test_the_table_of_nodes_is_one_for_the_terminal_and_the_page(store: ClusterStore) -> None:
+    found = site_health(store, NOW_S)
+    rows = found.rows()
+    assert {len(row) for row in rows} == {len(NODE_COLUMNS)}
+    assert rows[0][0] == "n7" and len(rows) == 6
+    assert dict(zip(NODE_COLUMNS, rows[0], strict=True))["failures"] == "15"
+    page = health_table(found)
+    assert isinstance(page, PageTable) and page.cells == rows
+
+
+def test_the_rate_alone_rates_no_node(store: ClusterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = site_health(store, NOW_S).rate
+    monkeypatch.setattr("advisor.health.record.node_rates", None)
+    monkeypatch.setattr("advisor.health.record.node_days", None)
+    assert site_rate(store, NOW_S) == whole and whole.failures == 20
+
+
 def test_a_repaired_node_is_forgotten(store: ClusterStore) -> None:
     assert site_health(store, NOW_S + 31 * DAY_S).nodes == []
 
@@ -60,5 +79,5 @@ def test_only_large_jobs_have_the_record_read(store: ClusterStore, monkeypatch: 
     hours = (40 * 30 - 20) * 20 + 20
     assert found["large"].mttf_s == pytest.approx(3600 * hours * 4 / (20 * 512))
     assert found["large"].chance == pytest.approx(1 - math.exp(-48 * 3600 / found["large"].mttf_s))
-    monkeypatch.setattr("advisor.health.record.site_health", None)
+    monkeypatch.setattr("advisor.health.record.site_rate", None)
     assert stored_checkpoints(store, NOW_S, {"small": (1, 3600.0), "none": (0, 1e9)}, 300) == {}

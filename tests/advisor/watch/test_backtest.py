@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from advisor.trial import DO_NOT, NO_DATA, SWITCH_ON, Verdict, judge
-from advisor.watch.backtest import trial_watch
+from advisor.watch.backtest import _samples, trial_watch
+from advisor.watch.round import GPU_COUNTERS
 from almanac.config import Config
 from almanac.units import DAY_S
-from telemetry.counters import GPU_METRICS
+from telemetry.counters import GPU_METRICS, HIGHEST
 from telemetry.store.schema import JOBS, TELEMETRY
 from telemetry.store.store import ClusterStore, Store
 
@@ -74,6 +75,19 @@ def test_jobs_that_work_later_lose_what_they_did(tmp_path: Path) -> None:
     assert verdict.answer == DO_NOT
     assert verdict.result.notes[1].startswith("21 of these jobs used a GPU later")
     assert [each.name for each in verdict.result.losers.by_user if each.is_worse] == ["ann"]
+
+
+def test_a_replayed_round_takes_the_values_that_a_live_one_does(tmp_path: Path) -> None:
+    store, kept = Store.create(tmp_path / "s").of("c"), [name for name in GPU_COUNTERS if name in TELEMETRY.names]
+    unit = {"host": "n1", "gpu": 0, "mig": ""}
+    values = [1.0, 5.0, 3.0]
+    rows = [unit | dict.fromkeys(kept, value) | {"time_ms": (FIRST_S + 60 * number) * 1000}
+            for number, value in enumerate(values)]  # fmt: skip
+    store.write("telemetry", table(rows, TELEMETRY))
+    units = pa.Table.from_pylist([unit | {"run": 0, "start_s": FIRST_S, "end_s": FIRST_S + 600}])
+    (found,) = _samples(store, units, FIRST_S // DAY_S * DAY_S).to_pylist()
+    wanted = {name: 5.0 if name in HIGHEST else 3.0 for name in kept}
+    assert {name: found[name] for name in kept} == wanted and {"xid", "ecc_uncorrected"} <= set(kept)
 
 
 def test_a_record_without_jobs_is_not_judged(tmp_path: Path) -> None:

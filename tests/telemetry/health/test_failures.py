@@ -8,7 +8,7 @@ import pytest
 from made_site import HOUR_S, T0_S, Rows, Site, job, samples
 
 from slurm.states import NODE_FAILED
-from telemetry.health.errors import NODE_CAUSES, fatal_error, gpu_error, gpu_errors, lost_context
+from telemetry.health.errors import NODE_CAUSES, failed_node, fatal_error, gpu_error, gpu_errors, lost_context
 from telemetry.health.failures import JobFailure, gpu_exposure, node_days, node_failures
 from telemetry.history import load_history
 
@@ -86,7 +86,19 @@ def test_ten_thousand_errors_a_minute_are_bounded(site: Site) -> None:
     site.telemetry(rows)
     site.jobs(job(1, 0.5, 47, "n1", 1, state="FAILED"))
     site.summarize()
-    assert len(errors(site)[1]) == 100
+    kept = [int(text.rsplit(":", 1)[1]) for text in errors(site)[1]]
+    assert len(kept) == 100 and kept == sorted(kept)
+    assert kept[0] < T0_S + HOUR_S and kept[-1] > T0_S + 46 * HOUR_S
+
+
+def test_a_job_that_died_of_the_second_error_of_one_code_is_found(site: Site) -> None:
+    """The first was long before its end, the third one counts: those between say nothing more."""
+    site.telemetry(gauge(samples("n1", 0, 0, 12), (1.5, 79.0), (2, 0.0), (5, 79.0), (6, 0.0), (9.9, 79.0)))
+    site.jobs(job(1, 1, 10, "n1", 1, state="FAILED"))
+    site.summarize()
+    assert [round((int(text.rsplit(":", 1)[1]) - T0_S) / HOUR_S) for text in errors(site)[1]] == [2, 10]
+    (failure,) = failures(site)
+    assert (failure.node, failure.code) == ("n1", "XID 79") and failure.time_s > T0_S + 9.8 * HOUR_S
 
 
 def test_uncorrected_errors_count_when_they_grow(site: Site) -> None:
@@ -118,6 +130,28 @@ def test_the_error_of_the_node_goes_before_that_of_the_program() -> None:
     assert found is not None and (found.host, found.gpu, found.code) == ("n1.example:9400", "3", "XID 79")
     assert fatal_error("FAILED", 10_000, texts) is None
     assert fatal_error("TIMEOUT", 1000, texts) is None and fatal_error("FAILED", None, texts) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "accounted", "texts", "code", "node"),
+    [
+        ("NODE_FAIL", None, ["n1:0:XID 31:990", "n1:0:XID 13:995"], "", ""),  # the program's own errors: no cause
+        ("NODE_FAIL", "n2", ["n1:0:XID 31:990"], "", "n2"),
+        ("NODE_FAIL", "n2", ["n1:0:XID 79:990", "n2:1:XID 48:995"], "XID 48", "n2"),  # accounting before inference
+        ("NODE_FAIL", "n2", ["n1:0:XID 79:990"], "", "n2"),
+        ("NODE_FAIL", None, ["n1:0:XID 79:990"], "XID 79", "n1"),
+        ("FAILED", "n2", ["n1:0:XID 79:990"], "XID 79", "n1"),  # --no-kill: it outlived n2
+        ("FAILED", None, ["n1:0:XID 31:990"], "XID 31", ""),
+        ("FAILED", "n2", [], "", ""),
+        ("COMPLETED", None, ["n1:0:XID 79:990"], "", ""),
+    ],
+)
+def test_one_reader_says_what_ended_a_job_and_where(
+    state: str, accounted: str | None, texts: list[str], code: str, node: str
+) -> None:
+    error = fatal_error(state, 1000, texts, accounted)
+    assert (error.code if error else "") == code
+    assert failed_node(state, "n[1-2]", accounted, error) == node
 
 
 def test_every_error_has_a_cause_and_unknown_ones_blame_nobody() -> None:

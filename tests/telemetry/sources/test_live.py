@@ -52,6 +52,11 @@ def series() -> dict[str, list[Any]]:
             add("DCGM_FI_DEV_FB_FREE", labels, 41_000, times)
             add("DCGM_FI_DEV_POWER_USAGE", labels, 60 + np.arange(len(times)) % 7 / 10, times)
             add("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", labels, 0x40 if (node, gpu) == (4, 1) else 0, times)
+    # XID 94 again: the gauge had it before, and only the exporter's count of it changes, 10 minutes ago.
+    labels = {"gpu": "0", "UUID": "GPU-4-0", "modelName": "NVIDIA H100", "Hostname": "n4.cluster.example"}
+    add("DCGM_FI_DEV_XID_ERRORS", {**labels, "err_code": "94"}, 94)
+    add("DCGM_EXP_XID_ERRORS_TOTAL", {**labels, "xid": "94"}, 1 + (TIMES > NOW_S - 600))
+    add("DCGM_EXP_XID_ERRORS_TOTAL", {**labels, "xid": "31"}, 7)
     add("vllm:num_requests_running", {"instance": "n3:8000", "model_name": "m"}, 0)
     for name, mib in (("rss", 99_000), ("total", 100_000)):
         labels = {"instance": "n4:9306", "jobid": "40", "step": "", "task": "", "cgroup": "/slurm/job_40"}
@@ -112,7 +117,10 @@ def test_rounds_of_an_hour_find_what_a_person_would(folder: Path) -> None:
         assert not watch.notes
         for each in findings:
             found.setdefault(each.job_id, set()).add(each.kind)
-    assert found == {10: {"idle"}, 21: {"idle"}, 40: {"throttled", "host_memory"}}
+    assert found == {10: {"idle"}, 21: {"idle"}, 40: {"throttled", "host_memory", "xid"}}
+    (xid,) = [each for each in findings if each.kind == "xid"]
+    assert (xid.evidence["values"], xid.evidence["gpus"]) == ([94], ["n4:0"])
+    assert 480 <= NOW_S - xid.until_s <= 720
     rows = round_.gpus.to_pylist()
     assert [(row["job"], row["host"], row["gpu"]) for row in rows if row["job"] in (1, 2)] == [
         (1, "n2", "0"),
@@ -132,8 +140,13 @@ def test_server_that_is_down_makes_all_unknown_and_keeps_the_state(folder: Path)
     before = list(watch.state.gpus)
     round_, findings = watch.look()
     assert "no connection" in round_.unknown
-    assert [(each.job_id, each.kind) for each in findings] == [(10, "idle"), (21, "idle"), (40, "throttled")]
-    assert {each.until_s for each in findings} == {NOW_S - 120}
+    assert [(each.job_id, each.kind) for each in findings] == [
+        (10, "idle"),
+        (21, "idle"),
+        (40, "throttled"),
+        (40, "xid"),
+    ]
+    assert {each.until_s for each in findings if each.kind != "xid"} == {NOW_S - 120}
     assert watch.state.gpus == before
 
 
