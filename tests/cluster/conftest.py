@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from docker_site import SUITES, DockerSite, why_not
 from layout import missing_commands
 from native_site import NativeSite
-from processes import sweep
+from processes import sweep, wait_until
 from sites import Site
 from testbed import Cluster, running_cluster
 
@@ -85,12 +85,24 @@ def _end_session(number: int, _frame: object) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Real Slurm with four nodes, the fake exporter and a real Prometheus (testbed.Cluster)."""
+def _running_cluster() -> Iterator[Cluster]:
     signal.signal(signal.SIGTERM, _end_session)
     for root in _lab_root():
         with running_cluster(root) as running:
             yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(_running_cluster: Cluster) -> Cluster:
+    """Real Slurm with four nodes, the fake exporter and a real Prometheus (testbed.Cluster).
+
+    The process shares it with the tests on the native site: what modules before this one left in the queue is ended.
+    """
+    lab = _running_cluster.lab
+    if jobs := lab.run("squeue", "-h", "-o", "%A").stdout.split():
+        lab.run("scancel", *jobs)
+    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout, seen=lambda: lab.run("squeue").stdout)
+    return _running_cluster
 
 
 def _wanted_sites() -> list[str]:
@@ -117,7 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def _running_site(request: pytest.FixtureRequest) -> Iterator[Site]:
     if request.param == "native":
-        yield NativeSite(request.getfixturevalue("cluster").lab)
+        yield NativeSite(request.getfixturevalue("_running_cluster").lab)
         return
     _need(why_not())
     with DockerSite(request.param) as running:

@@ -65,7 +65,7 @@ class DockerSite(Site):
         shown = self._docker("inspect", "-f", "{{.State.Pid}}", *self._containers.values())
         self._pids = dict(zip(self._containers, shown.split(), strict=True))
         # Its timer reads the store every half minute: tests that want that start it.
-        self.run("ctl", "root", "sh", "-c", "until sv -w 20 down almanac; do sleep 0.2; done", timeout_s=30)
+        self.run("ctl", "root", "sh", "-c", "until sv -w 20 down almanac; do sleep 0.2; done")
         self.wait_for_idle()
         self.keep(self.lua_dir)
         shown = self.run("ctl", "root", "scontrol", "--version").stdout
@@ -95,7 +95,7 @@ class DockerSite(Site):
             env={**os.environ, "SUITE": self._suite, "COMPOSE_PROJECT_NAME": self.project, "BMC_BOOT_S": "2"},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         if done.returncode:
@@ -126,16 +126,16 @@ class DockerSite(Site):
 
     def restart_controller(self) -> None:
         self.run("ctl", "root", "sv", "-w", "30", "restart", "slurmctld")
-        wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+        wait_until("slurmctld to answer", lambda: self.run("ctl", "root", "scontrol", "ping", check=False).rc == 0)
         self.wait_for_nodes()
 
     def stop_server(self, name: str) -> None:
-        self.run(_HOST_OF[name], "root", "sv", "-w", "30", "down", name, timeout_s=90)
+        self.run(_HOST_OF[name], "root", "sv", "-w", "30", "down", name)
 
     def start_server(self, name: str) -> None:
         self.run(_HOST_OF[name], "root", "sv", "up", name)
         answers = {"slurmctld": ["scontrol", "ping"], "slurmdbd": ["sacctmgr", "-n", "list", "cluster"]}[name]
-        wait_until(f"{name} to answer", lambda: self.run("ctl", "root", *answers, check=False).rc == 0, 60)
+        wait_until(f"{name} to answer", lambda: self.run("ctl", "root", *answers, check=False).rc == 0)
 
     def bmc(self, wanted: str, *nodes: str) -> str:
         return "".join(self.run(node, "root", "bmc", node, wanted).stdout for node in nodes)
@@ -143,13 +143,13 @@ class DockerSite(Site):
     def controller_log(self) -> str:
         return self.read("ctl", "/var/log/slurm/slurmctld.log").decode(errors="replace")
 
-    def wait_for_idle(self, timeout_s: float = 90) -> None:
+    def wait_for_idle(self) -> None:
         def all_idle() -> bool:
             shown = self.run("ctl", "root", "sinfo", "-h", "-N", "-p", "all", "-o", "%N %T", check=False).stdout
             return shown.split("\n")[:-1] == [f"{node} idle" for node in NODES]
 
         try:
-            wait_until(f"idle nodes of {self.project}", all_idle, timeout_s)
+            wait_until(f"idle nodes of {self.project}", all_idle)
         except LabError as error:
             raise LabError(f"{error}\n{self.compose('logs', '--tail', '15')}") from None
 

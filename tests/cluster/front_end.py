@@ -11,6 +11,7 @@ import pexpect
 from advice_files import TEXT, family, shown_advice, uid_of
 from layout import PACKAGES
 from native_site import NativeSite
+from processes import PATIENCE_S
 from sites import REPOSITORY, Site
 
 ROW = family("train-bert-#", 2, 500, bound_mib=25396, tier="hbm40g", gains="hbm80g=40 min", text=f"{TEXT}.")
@@ -90,7 +91,7 @@ class FrontEnd:
     def terminal(self, *argv: str, **env: str) -> Any:
         """alice's command on a terminal of her own."""
         command = self.site.command("login", "alice", argv, env={**self.env, **env}, tty=True)
-        return pexpect.spawn(command[0], command[1:], timeout=30, encoding="utf-8", dimensions=(50, 150))
+        return pexpect.spawn(command[0], command[1:], timeout=PATIENCE_S, encoding="utf-8", dimensions=(50, 150))
 
     def run(self, *argv: str, stdin: bytes | None = None, **env: str) -> Any:
         """Without one."""

@@ -31,7 +31,7 @@ from layout import (
     free_ports,
     missing_commands,
 )
-from processes import Daemon, LabError, describe, lab_processes, sweep, tail, wait_until
+from processes import PATIENCE_S, Daemon, LabError, describe, lab_processes, sweep, tail, wait_until
 
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
@@ -83,7 +83,12 @@ class SlurmLab:
         return {"PATH": PATH, "LC_ALL": "C.UTF-8", "SLURM_CONF": str(self.slurm_conf)}
 
     def run(
-        self, *argv: str | Path, user: str = "root", stdin: str | None = None, check: bool = True, timeout_s: float = 60
+        self,
+        *argv: str | Path,
+        user: str = "root",
+        stdin: str | None = None,
+        check: bool = True,
+        timeout_s: float = PATIENCE_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as `user`. Raises LabError, with its output, if it fails and `check` is set."""
         account = pwd.getpwnam(user)
@@ -120,7 +125,7 @@ class SlurmLab:
         rows = self.sacct("-D", "-j", wanted, "-S", "now-2days", "-o", "JobIDRaw,State")
         return {int(job): state.split()[0] for job, state in rows}
 
-    def wait_for_jobs(self, *job_ids: int, timeout_s: float = 60) -> dict[int, str]:
+    def wait_for_jobs(self, *job_ids: int) -> dict[int, str]:
         """Waits until accounting has the end of each job, and returns their states."""
         states: dict[int, str] = {}
 
@@ -128,17 +133,17 @@ class SlurmLab:
             states.update(self.job_states(job_ids))
             return all(states.get(job) in ENDED for job in job_ids)
 
-        wait_until(f"the end of jobs {job_ids} in sacct", all_ended, timeout_s, self._logs("slurmctld"))
+        wait_until(f"the end of jobs {job_ids} in sacct", all_ended, self._logs("slurmctld"), lambda: states)
         return states
 
-    def wait_for_state(self, job_id: int, state: str, timeout_s: float = 30) -> None:
+    def wait_for_state(self, job_id: int, state: str) -> None:
         """Waits until squeue says that the job is in `state`, such as RUNNING."""
 
         def is_there() -> bool:
             shown = self.run("squeue", "-h", "-j", str(job_id), "-o", "%T", check=False).stdout
             return shown.strip() == state
 
-        wait_until(f"job {job_id} to be {state}", is_there, timeout_s, self._logs("slurmctld"))
+        wait_until(f"job {job_id} to be {state}", is_there, self._logs("slurmctld"))
 
     def node_states(self) -> dict[str, str]:
         rows = self.run("sinfo", "-h", "-N", "-o", "%N %T").stdout.split("\n")
@@ -223,17 +228,17 @@ class SlurmLab:
     def _log(self) -> str:
         return tail(self.root / "log/slurmctld.log", 10)
 
-    def _wait(self, name: str, check: Sequence[str | Path], timeout_s: float = 30) -> None:
+    def _wait(self, name: str, check: Sequence[str | Path]) -> None:
         """Waits until a command succeeds, and gives up at once where the server has ended."""
 
         def answers() -> bool:
             self._daemons[name].check()
             try:
-                return self.run(*check, check=False, timeout_s=5).returncode == 0
+                return self.run(*check, check=False, timeout_s=30).returncode == 0
             except subprocess.TimeoutExpired:
                 return False
 
-        wait_until(f"{name} to answer {check[0]}", answers, timeout_s, self._logs(name))
+        wait_until(f"{name} to answer {check[0]}", answers, self._logs(name))
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"
@@ -249,7 +254,7 @@ class SlurmLab:
         if not (folder / "data").is_dir():
             self.run(
                 "mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
-                "--auth-root-authentication-method=normal", "--skip-test-db", timeout_s=120,
+                "--auth-root-authentication-method=normal", "--skip-test-db",
             )  # fmt: skip
         self.start_daemon(
             "mariadbd", "mariadbd", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
@@ -258,7 +263,7 @@ class SlurmLab:
             "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900", "--max-allowed-packet=16M",
         )  # fmt: skip
         client = ("--no-defaults", f"--socket={folder / 'sock'}")
-        self._wait("mariadbd", ["mariadb-admin", *client, "ping"], 60)
+        self._wait("mariadbd", ["mariadb-admin", *client, "ping"])
         grants = "".join(
             f"create user if not exists slurm@'{host}' identified by 'lab';"
             f"grant all on slurm_acct_db.* to slurm@'{host}';"
@@ -268,7 +273,7 @@ class SlurmLab:
 
     def _start_slurmdbd(self) -> None:
         self.start_daemon("slurmdbd", "slurmdbd", "-D")
-        self._wait("slurmdbd", ["sacctmgr", "-n", "list", "cluster"], 60)
+        self._wait("slurmdbd", ["sacctmgr", "-n", "list", "cluster"])
         # "Nothing new added" has status 1: the cluster is there from an earlier start.
         self.run("sacctmgr", "-i", "add", "cluster", self.cluster, check=False)
 
@@ -285,7 +290,6 @@ class SlurmLab:
             lambda: (
                 self.run("sacctmgr", "-n", "-P", "show", "user", "format=User").stdout.count("\n") > len(self.users)
             ),
-            20,
             self._logs("slurmdbd"),
         )
 
@@ -297,7 +301,7 @@ class SlurmLab:
                 self._daemons[f"slurmd.{node}"].check()
             return all(self.node_states().get(node) == "idle" for node in NODES)
 
-        wait_until("idle nodes", all_idle, 60, logs)
+        wait_until("idle nodes", all_idle, logs, self.node_states)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

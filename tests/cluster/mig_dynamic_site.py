@@ -92,7 +92,7 @@ class DynamicMigSite(MigSite):
 
     def stop(self) -> None:
         self.site.reset()
-        wait_until("no jobs", lambda: not self.site.run("ctl", "root", "squeue", "-h").stdout, 30)
+        wait_until("no jobs", lambda: not self.site.run("ctl", "root", "squeue", "-h").stdout)
         pid_file = f"{self._root}/spool/slurmd.{NODE}.pid" if self._is_native else "/run/slurm/slurmd.pid"
         self.site.run(NODE, "root", "sh", "-c", f"kill $(cat {pid_file})", check=False)
         if self.node(NODE):

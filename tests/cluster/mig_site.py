@@ -126,7 +126,7 @@ class MigSite:
 
     def reconfigure(self) -> None:
         self.site.run("ctl", "root", "scontrol", "reconfigure")
-        wait_until("slurmctld", lambda: self.site.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+        wait_until("slurmctld", lambda: self.site.run("ctl", "root", "scontrol", "ping", check=False).rc == 0)
 
     def take(self, node: str, gres: str | None = None) -> None:
         """Tells Slurm what the node's GPUs are now, or `gres`, and waits until it has it."""
@@ -160,14 +160,14 @@ class MigSite:
         self.reconfigure()
         self.site.wait_for_nodes()
 
-    def wait_for_gres(self, node: str, wanted: str, timeout_s: float = 40) -> None:
+    def wait_for_gres(self, node: str, wanted: str) -> None:
         """Until slurmctld has heard from the node and has this Gres: after a reconfigure it first shows the old one."""
 
         def is_there() -> bool:
             shown = self.node(node)
             return shown.get("Gres") == wanted and not BAD.search(shown["State"])
 
-        wait_until(f"{node} with Gres={wanted}", is_there, timeout_s)
+        wait_until(f"{node} with Gres={wanted}", is_there)
 
     def layout(self, node: str, *gpus: Slices) -> str:
         """Drained, changed, verified by mig-parted, taken and resumed; the Gres= that it has now."""

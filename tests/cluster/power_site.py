@@ -62,7 +62,7 @@ def quick_slurm(site: Site, **more: str) -> Iterator[None]:
 def _configure(site: Site, path: str, content: bytes) -> None:
     site.write("ctl", path, content)
     site.run("ctl", "root", "scontrol", "reconfigure")
-    wait_until("slurmctld to answer", lambda: site.run("ctl", "root", "scontrol", "ping", check=False).rc == 0, 60)
+    wait_until("slurmctld to answer", lambda: site.run("ctl", "root", "scontrol", "ping", check=False).rc == 0)
     site.wait_for_nodes()
 
 
@@ -148,9 +148,7 @@ class PowerSite:
     def nodes(self) -> dict[str, SlurmNode]:
         return {node.name: node for node in self.backend.nodes()}
 
-    def wait_for(
-        self, what: str, check: Callable[[dict[str, SlurmNode]], bool], timeout_s: float = 60
-    ) -> dict[str, SlurmNode]:
+    def wait_for(self, what: str, check: Callable[[dict[str, SlurmNode]], bool]) -> dict[str, SlurmNode]:
         """Waits until the nodes are as wanted. Raises LabError, with the states that they are in."""
         seen: dict[str, SlurmNode] = {}
 
@@ -159,7 +157,7 @@ class PowerSite:
             return check(seen)
 
         try:
-            wait_until(what, is_so, timeout_s)
+            wait_until(what, is_so)
         except RuntimeError as error:
             states = {name: (sorted(node.states), node.reason) for name, node in seen.items()}
             raise type(error)(f"{error}: {states}") from None
@@ -181,7 +179,7 @@ class PowerSite:
             return self.nodes()[name].states in READY
 
         try:
-            wait_until(f"{name} to be up", is_well, 200)
+            wait_until(f"{name} to be up", is_well)
         except RuntimeError as error:
             node = self.nodes()[name]
             raise type(error)(f"{error}: {sorted(node.states)} {node.reason!r}") from None
@@ -202,7 +200,7 @@ class PowerSite:
 
     def wait_ready(self) -> None:
         """Until every node can take a job: after a restart, slurmctld takes nodes for UNKNOWN until they answer."""
-        self.wait_for("every node ready", lambda nodes: all(node.states in READY for node in nodes.values()), 120)
+        self.wait_for("every node ready", lambda nodes: all(node.states in READY for node in nodes.values()))
 
 
 def is_up(node: SlurmNode) -> bool:

@@ -13,8 +13,8 @@ def states(site: Site, node: str) -> set[str]:
     return set(re.search(r" State=(\S+)", shown)[1].split("+"))  # type: ignore[index]
 
 
-def wait_for_states(site: Site, node: str, wanted: set[str], timeout_s: float) -> None:
-    wait_until(f"{node} to be {'+'.join(sorted(wanted))}", lambda: states(site, node) == wanted, timeout_s)
+def wait_for_states(site: Site, node: str, wanted: set[str]) -> None:
+    wait_until(f"{node} to be {'+'.join(sorted(wanted))}", lambda: states(site, node) == wanted)
 
 
 def log_of_power(site: Site) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 MARK = "ALMANAC_LAB"
 LOG_LINES = 25
+PATIENCE_S = 300.0
+"""Limit of a wait for something that must happen, on a busy machine too. It costs nothing if it happens."""
 
 
 class LabError(RuntimeError):
@@ -26,13 +28,19 @@ def tail(path: Path, lines: int = LOG_LINES) -> str:
     return f"\n--- {path} ---\n" + "\n".join(text)
 
 
-def wait_until(what: str, check: Callable[[], bool], timeout_s: float, logs: Iterable[Path] = ()) -> None:
-    """Polls until `check` holds, ever more slowly. Raises LabError, with the ends of `logs`, after timeout_s."""
+def wait_until(
+    what: str, check: Callable[[], object], logs: Iterable[Path] = (), seen: Callable[[], object] | None = None
+) -> None:
+    """Poll until `check` holds, at growing intervals.
+
+    Raises LabError after PATIENCE_S, with what `seen` returns then and the ends of `logs`.
+    """
     began = time.monotonic()
     while not check():
         waited_s = time.monotonic() - began
-        if waited_s > timeout_s:
-            raise LabError(f"waited {timeout_s:g} s for {what}" + "".join(tail(log) for log in logs))
+        if waited_s > PATIENCE_S:
+            found = f"; seen: {seen()}" if seen else ""
+            raise LabError(f"waited {PATIENCE_S:g} s for {what}{found}" + "".join(tail(log) for log in logs))
         time.sleep(min(0.05 + waited_s / 20, 0.4))  # a question takes 20 to 100 ms of CPU time
 
 

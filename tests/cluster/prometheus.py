@@ -43,15 +43,15 @@ class Prometheus:
         def is_ready() -> bool:
             daemon.check()
             try:
-                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as answer:
+                with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10) as answer:
                     return bool(answer.status == 200)
             except (urllib.error.URLError, OSError):
                 return False
 
-        wait_until("Prometheus to be ready", is_ready, 30, [daemon.log])
+        wait_until("Prometheus to be ready", is_ready, [daemon.log])
         # It scrapes a target for the first time only seconds after it is ready.
         fresh = f"timestamp(DCGM_FI_DEV_FB_USED) > {time.time():.3f}"
-        wait_until("the first scrape", lambda: bool(self.query(fresh)), 30, [daemon.log])
+        wait_until("the first scrape", lambda: bool(self.query(fresh)), [daemon.log])
 
     def stop(self) -> None:
         """Prometheus is down until start(); what happened meanwhile it will never know."""
@@ -61,7 +61,7 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """An instant query's series: {"metric": labels, "value"|"values": ...}. Raises LabError."""
         query = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{query}", timeout=60) as answer:
             body = json.load(answer)
         if body["status"] != "success":
             raise LabError(f"Prometheus refused {expression}: {body}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from lab import ENDED
-from processes import LabError, wait_until
+from processes import PATIENCE_S, LabError, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLAIN_SCRIPTS = REPOSITORY / "docker/etc"
@@ -113,7 +113,7 @@ class Site(ABC):
         *argv: str,
         stdin: bytes | None = None,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
     ) -> subprocess.CompletedProcess[bytes]:
         """Runs a command without a terminal, whatever its status; without `stdin` it reads an empty file."""
         return subprocess.run(
@@ -133,7 +133,7 @@ class Site(ABC):
         stdin: str | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout_s: float = 60,
+        timeout_s: float = PATIENCE_S,
     ) -> Result:
         """Run a command. Raises LabError, with its output, if it fails and `check` is set."""
         text = None if stdin is None else stdin.encode(errors="surrogateescape")
@@ -206,7 +206,7 @@ class Site(ABC):
                 re.search("UNKNOWN|NOT_RESPONDING", state) and "POWER" not in state for state in states
             )
 
-        wait_until("the nodes to register", are_known, 60)
+        wait_until("the nodes to register", are_known)
 
     def sbatch(self, user: str, *options: str, script: str = "#!/bin/sh\nsleep 1\n", check: bool = True) -> int:
         """Submits `script` on the login node and returns the job id; the job's output is thrown away."""
@@ -224,9 +224,9 @@ class Site(ABC):
     def wait_until_accounted(self, *job_ids: int) -> None:
         """Wait until slurmdbd has the jobs. 22.05 that restarts before refuses their changes for over 20 s."""
         listed = ["sacct", "-anPX", "-j", ",".join(map(str, job_ids)), "-o", "JobIDRaw"]
-        wait_until("slurmdbd", lambda: len(self.run("ctl", "root", *listed).stdout.split()) == len(job_ids), 30)
+        wait_until("slurmdbd", lambda: len(self.run("ctl", "root", *listed).stdout.split()) == len(job_ids))
 
-    def wait_for(self, job_id: int, state: str, timeout_s: float = 60) -> None:
+    def wait_for(self, job_id: int, state: str) -> None:
         """Waits until a job is in a state, such as RUNNING, or COMPLETED. Raises LabError, with the state it is in."""
         seen = ""
 
@@ -238,11 +238,11 @@ class Site(ABC):
             return seen == state
 
         try:
-            wait_until(f"job {job_id} to be {state}", is_there, timeout_s)
+            wait_until(f"job {job_id} to be {state}", is_there)
         except LabError as error:
             raise LabError(f"{error}; it is {seen}\n{self.controller_log()[-3000:]}") from None
 
-    def wait_for_accounting(self, *job_ids: int, timeout_s: float = 60) -> dict[int, str]:
+    def wait_for_accounting(self, *job_ids: int) -> dict[int, str]:
         """Waits until sacct has the end of each job, and returns their states."""
         states: dict[int, str] = {}
 
@@ -254,5 +254,5 @@ class Site(ABC):
                 states[int(job)] = state.split()[0]
             return all(states.get(job) in ENDED for job in job_ids)
 
-        wait_until(f"the end of jobs {job_ids} in sacct", all_ended, timeout_s)
+        wait_until(f"the end of jobs {job_ids} in sacct", all_ended, seen=lambda: states)
         return states

@@ -52,7 +52,7 @@ def wait_until_listed(cluster: Cluster, job_id: int) -> None:
     def is_listed() -> bool:
         return [str(job_id)] in cluster.lab.sacct("-S", "now-1hour", "-o", "JobIDRaw")
 
-    wait_until(f"job {job_id} in sacct -S", is_listed, 30)
+    wait_until(f"job {job_id} in sacct -S", is_listed)
 
 
 def rows_of(store: Store, job_id: int) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def test_each_run_of_a_requeued_job_is_kept(cluster: Cluster, tmp_path: Path) ->
         ingest(cluster, store)
         return [row["state"] for row in rows_of(store, job)] == ["REQUEUED", "CANCELLED"]
 
-    wait_until("both records of the job", has_both, 30)
+    wait_until("both records of the job", has_both)
     first, second = rows_of(store, job)
     assert first["submit_s"] < first["end_s"] <= second["submit_s"] <= second["start_s"]
     assert first["name"] == second["name"] == "sbatch"
@@ -155,7 +155,7 @@ def test_doctor_learns_what_accounting_can_do(cluster: Cluster) -> None:
 def test_prolog_records_and_squeue_name_the_same_gpus(cluster: Cluster) -> None:
     job = cluster.lab.sbatch("alice", "-N2", "--gpus-per-node=2", script="#!/bin/sh\nsleep 8\n")
     cluster.lab.wait_for_state(job, "RUNNING")
-    wait_until("a record of each node", lambda: len(cluster.prolog_records(job)) == 2, 20)
+    wait_until("a record of each node", lambda: len(cluster.prolog_records(job)) == 2)
     now_s = int(time.time())
     found = {}
     for source in (SqueueSource(commands(cluster), time.time, "lab"), PrologSource(cluster.prolog_dir, "lab")):

@@ -73,7 +73,7 @@ def history(cluster: Cluster) -> dict[str, list[int]]:
             jobs[user].append(cluster.train(user, *options, profile=profile, seconds=8))
     jobs["alice"].append(cluster.train("alice", "--gpus=1", "-J", "plain-1", profile="low", seconds=8))
     jobs["bob"].append(cluster.train("bob", "--gpus=4", "-J", "plain-2", profile="low", seconds=8))
-    states = cluster.lab.wait_for_jobs(*jobs["alice"], *jobs["bob"], timeout_s=180)
+    states = cluster.lab.wait_for_jobs(*jobs["alice"], *jobs["bob"])
     assert set(states.values()) == {"COMPLETED"}
     time.sleep(3)  # three scrapes: the jobs' last samples are there before the first ingest asks for them
     return jobs

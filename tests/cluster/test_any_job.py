@@ -163,7 +163,7 @@ class Places:
 
 def places_of(site: Site, request: pytest.FixtureRequest) -> Places:
     if isinstance(site, NativeSite):
-        cluster = request.getfixturevalue("cluster")
+        cluster = request.getfixturevalue("_running_cluster")
         root = cluster.lab.root
         (root / "any").mkdir(mode=0o755)
         where = (str(root / "any"), cluster.prometheus.url, str(cluster.prolog_dir), str(root / "profiles"), "lab")
@@ -206,12 +206,12 @@ def answers(_running_site: Site, request: pytest.FixtureRequest) -> Answers:
     site.run("ctl", "root", "sacctmgr", "-i", "modify", "user", "alice", "set", "qos+=slow", check=False)
     for name in KINDS:
         seen.ids[name] = 60_000_000 if name == "future" else submit(places, seen.ids, name)
-    wait_until("bob's job to run", lambda: states().get(seen.ids["not mine"]) == "RUNNING", 60)
+    wait_until("bob's job to run", lambda: states().get(seen.ids["not mine"]) == "RUNNING")
     look(WAITING)
     held = [str(seen.ids[name]) for name in KINDS if name not in FREE]
     site.run("ctl", "root", "scontrol", "release", ",".join(held))
     running = [seen.ids[name] for name, kind in KINDS.items() if kind.said[RUNNING] == RUNS] + [seen.ids["requeued"]]
-    wait_until("the jobs to run", lambda: all(states().get(job) == "RUNNING" for job in running), 60)
+    wait_until("the jobs to run", lambda: all(states().get(job) == "RUNNING" for job in running))
     site.run("ctl", "root", "scontrol", "requeuehold", str(seen.ids["requeued"]))
     time.sleep(4)
     look(RUNNING)

@@ -169,7 +169,7 @@ def test_waits_of_jobs_against_what_then_happened(site: Site) -> None:
     rng = random.Random(7)
     # What a test before this one left pending would wait here too.
     site.run("ctl", "root", "scancel", "--user=alice")
-    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.split(), 60)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.split())
 
     commands = SiteCommands(site)
 
@@ -191,7 +191,7 @@ def test_waits_of_jobs_against_what_then_happened(site: Site) -> None:
         name = f"wait-{max(1, run_s + rng.choice((-1, 0, 0, 1)))}"
         words = ("-J", name, "-C", kind.constraint, f"--gpus={gpus}", "-N1", "-t", "1", "-o", "/dev/null")
         estimates[site.sbatch("alice", *words, script=f"#!/bin/sh\nsleep {run_s}\n")] = wait
-    site.wait_for_accounting(*estimates, timeout_s=300)
+    site.wait_for_accounting(*estimates)
     site.run("ctl", "root", "scancel", str(taken))
     argv = ("sacct", "-nPX", "-o", "JobIDRaw,Submit,Start", "-j", ",".join(map(str, estimates)))
     rows = site.run("ctl", "root", *argv, env={"SLURM_TIME_FORMAT": "%s"}).stdout.split()

@@ -51,7 +51,7 @@ def site_factor_of(site: Site, job: int | str) -> int:
         shown[:] = site.run("ctl", "root", "sprio", "-h", "-j", str(job), "-o", "%S").stdout.split()
         return bool(shown) and all(map(str.isdecimal, shown))
 
-    wait_until(f"sprio to show job {job}", is_there, 20)
+    wait_until(f"sprio to show job {job}", is_there)
     return int(shown[0])
 
 

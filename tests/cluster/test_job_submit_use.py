@@ -27,7 +27,7 @@ def test_the_queue_is_really_started_in_the_order_of_the_site_factor(busy: Site)
     jobs = {name: submit(busy, "-wn1", name=name) for name in factors}
     busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
     for job in jobs.values():
-        busy.wait_for(job, "COMPLETED", 120)
+        busy.wait_for(job, "COMPLETED")
     started = {name: busy.job(job)["StartTime"] for name, job in jobs.items()}
     assert sorted(started, key=started.__getitem__) == ["shortest", "short", "long", "longest"]
 
@@ -41,7 +41,7 @@ def test_an_array_of_a_thousand_is_one_submission(busy: Site) -> None:
     assert len(logged(busy, since)) == 1
     assert site_factor_of(busy, job) == 6397
     busy.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume")
-    wait_until("the first task's end", lambda: busy.job(f"{job}_1").get("JobState") == "COMPLETED", 60)
+    wait_until("the first task's end", lambda: busy.job(f"{job}_1").get("JobState") == "COMPLETED")
     for task in (1, 1000):
         assert 6397 <= int(busy.job(f"{job}_{task}")["Priority"]) <= 6400
 
@@ -123,7 +123,7 @@ def test_gpus_are_counted_as_slurm_gives_them(site: Site) -> None:
     asked = dict(zip(REQUESTS, [line["gpus"] for line in logged(site, since)], strict=True))
     given = {}
     for options, job in jobs.items():
-        site.wait_for(job, "COMPLETED", 120)
+        site.wait_for(job, "COMPLETED")
         said = site.job(job)
         tres = re.search(r"gres/gpu=(\d+)", said.get("AllocTRES") or said["TRES"])
         given[options] = tres[1] if tres else ""
@@ -210,10 +210,10 @@ def test_two_loops_of_huge_names_hurt_nobody_else(site: Site) -> None:
         for _ in range(2)
     ]
     try:
-        wait_until("hostile submissions", lambda: _lines(site, "huge.out") > 2, 60)
+        wait_until("hostile submissions", lambda: _lines(site, "huge.out") > 2)
         jobs = [site.sbatch("bob", "-J", "train-bert-7", "--gpus=4") for _ in range(10)]
         seen = _lines(site, "huge.out")
-        wait_until("the loops to go on", lambda: _lines(site, "huge.out") > seen, 60)
+        wait_until("the loops to go on", lambda: _lines(site, "huge.out") > seen)
     finally:
         site.run("login", "alice", "rm", "huge.on")
         for loop in loops:
@@ -248,5 +248,5 @@ def test_the_hook_and_accounting_give_a_name_one_key(site: Site) -> None:
         found.update((job["job_id"], job["name"]) for job in shown)
         return set(found) == set(jobs) and "allocation" not in found.values()  # its name until slurmdbd has the start
 
-    wait_until("names in accounting", are_named, 60)
+    wait_until("names in accounting", are_named)
     assert [name_key(found[job]) for job in jobs] == hook_keys == [name_key(name) for name in NO_UTF_8]

@@ -10,7 +10,7 @@ import pytest
 from fake_dcgm import PROFILES_GIB
 from lab import SlurmLab
 from layout import NODES
-from processes import LabError, describe, lab_processes, wait_until
+from processes import PATIENCE_S, LabError, describe, lab_processes, wait_until
 from testbed import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -27,7 +27,7 @@ def busy_gpus(cluster: Cluster, job_id: int) -> set[tuple[str, str]]:
 
 
 def test_every_node_is_idle_and_has_its_tier(cluster: Cluster) -> None:
-    wait_until("idle nodes", lambda: set(cluster.lab.node_states().values()) == {"idle"}, 60)
+    wait_until("idle nodes", lambda: set(cluster.lab.node_states().values()) == {"idle"})
     shown = cluster.lab.run("sinfo", "-h", "-N", "-p", "all", "-o", "%N %f %G").stdout.splitlines()
     tiers = {node: "hbm40g" if node in ("n1", "n2") else "hbm80g" for node in NODES}
     assert shown == [f"{node} gpu,{tier} gpu:a100:4" for node, tier in tiers.items()]
@@ -35,7 +35,7 @@ def test_every_node_is_idle_and_has_its_tier(cluster: Cluster) -> None:
 
 def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
     job = cluster.train("alice", "-C", "gpu&hbm80g", "--gpus=2", profile="high", seconds=9)
-    wait_until("the exporter to name the job", lambda: len(busy_gpus(cluster, job)) == 2, 30)
+    wait_until("the exporter to name the job", lambda: len(busy_gpus(cluster, job)) == 2)
     on = busy_gpus(cluster, job)
     # Two Prometheus scrapes and the memory's ramp (5 s) lie within the nine seconds.
     assert cluster.lab.wait_for_jobs(job) == {job: "COMPLETED"}
@@ -51,12 +51,12 @@ def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
     assert {(one["metric"]["Hostname"], one["metric"]["gpu"]) for one in peaks} == on
     assert {float(one["value"][1]) for one in peaks} == {1024 * PROFILES_GIB["high"]}
 
-    wait_until("idle GPUs", lambda: not busy_gpus(cluster, job), 20)
+    wait_until("idle GPUs", lambda: not busy_gpus(cluster, job))
     wait_until("an idle GPU's few MiB", lambda: all(
         series.value < 100
         for series in cluster.scrape(FB_USED)
         if (series.labels["Hostname"], series.labels["gpu"]) in on
-    ), 20)  # fmt: skip
+    ))  # fmt: skip
 
 
 def test_a_job_of_two_nodes_has_a_prolog_record_of_each(cluster: Cluster) -> None:
@@ -84,7 +84,7 @@ def test_no_process_outlives_the_lab_even_with_a_job_on_it(lab_root: Path) -> No
         with SlurmLab(lab_root, users=("alice",)) as lab:
             job = lab.sbatch("alice", "--gpus=1", script=script)
             lab.wait_for_state(job, "RUNNING")
-            wait_until("the job", lambda: users_of(lab_root).count("sleep") == 2, 10)
+            wait_until("the job", lambda: users_of(lab_root).count("sleep") == 2)
             assert {"slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged"} <= set(users_of(lab_root))
             raise ZeroDivisionError
     assert users_of(lab_root) == []
@@ -99,9 +99,9 @@ def test_a_server_that_cannot_start_is_shown_with_its_log(lab_root: Path) -> Non
 
 def test_the_command_line_starts_and_ends_a_lab(lab_root: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("lab.py"))]
-    subprocess.run([*command, "up", str(lab_root)], check=True, capture_output=True, timeout=120)
+    subprocess.run([*command, "up", str(lab_root)], check=True, capture_output=True, timeout=2 * PATIENCE_S)
     shown = subprocess.run([*command, "env", str(lab_root)], check=True, capture_output=True, text=True)
     assert shown.stdout == f"export SLURM_CONF={lab_root}/etc/slurm.conf\n"
     assert "slurmctld" in describe(lab_processes(lab_root))
-    subprocess.run([*command, "down", str(lab_root)], check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, "down", str(lab_root)], check=True, capture_output=True, timeout=PATIENCE_S)
     assert describe(lab_processes(lab_root)) == ""

@@ -138,14 +138,14 @@ def live(site: Site, root: Path) -> Lived:
     with busy(site):
         since = len(site.controller_log())
         script = submitting(list(cases.values()), FOLDER)
-        done = site.run_bytes("login", "alice", "sh", "-s", stdin=script, timeout_s=120)
+        done = site.run_bytes("login", "alice", "sh", "-s", stdin=script)
         said = [line.split(";")[0] for line in done.stdout.decode(errors="replace").splitlines()]
         assert {name: line for name, line in zip(cases, said, strict=True) if not line.isdecimal()} == {}
         jobs = dict(zip(cases, map(int, said), strict=True))
         pending = parse_queue(SiteCommands(site)(["squeue", "-a", "--json"]), cluster).waiting().jobs
         hooked = [HOOK_LINE.search(part) for part in site.controller_log()[since:].split(MARK)[1:]]
     filtered = site.run("login", "root", "sh", "-c", f"cd {FOLDER} && cat $(ls -v | grep ^seen-)").stdout.splitlines()
-    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 90)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout)
     tables = {kind: ended_records(site, cluster, jobs.values(), tiers) for kind, tiers in TIER_KINDS.items()}
     components, parts = {}, iter(zip(hooked, filtered, strict=True))
     for name, case in cases.items():
@@ -204,7 +204,7 @@ def ended_records(site: Site, cluster: str, jobs: Collection[int], tiers: Sequen
         rows[:] = [row for batch in source.read(86400, 86410) for row in batch.rows.to_pylist()]
         return len(rows) >= len(jobs) and all(row["end_s"] for row in rows)
 
-    wait_until("the ends of all jobs in sacct", have_ended, 60)
+    wait_until("the ends of all jobs in sacct", have_ended)
     return rows
 
 

@@ -28,7 +28,7 @@ def _mig(_running_site: Site) -> Iterator[MigSite]:
 @pytest.fixture
 def mig(_mig: MigSite, site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[MigApply]:
     """n1 with seven 1g.5gb and three whole GPUs, idle; n2 to n4 with whole GPUs; no jobs."""
-    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 30)
+    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout)
     _mig.fake("n1", "idle")
     if _mig.node("n1")["Gres"] != GRES[ONES] or _mig.fake("n1", "gres").strip() != GRES[ONES]:
         _mig.layout("n1", {"1g.5gb": 7}, None, None, None)
@@ -56,9 +56,9 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     ]  # fmt: skip
     assert mig.mig.node("n1")["Gres"] == GRES[HALVES]
     # 22.05 waits some seconds for the node's answer after a restart of slurmctld.
-    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]), 20)
+    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]))
     job = site.sbatch("alice", "--gres=gpu:3g.20gb:1", script=SLEEP.format(1))
-    site.wait_for(job, "COMPLETED", 30)
+    site.wait_for(job, "COMPLETED")
     assert (site.job(elsewhere)["JobState"], site.job(elsewhere)["Restarts"]) == ("RUNNING", "0")
     with capsys.disabled():
         first = mig.lines()[0]["time_s"]
@@ -70,7 +70,7 @@ def test_a_layout_changes_end_to_end_with_its_transcript(mig: MigApply, capsys: 
     mig.forget_the_day()
     mig.wanted = {"n1": ONES}
     assert mig.apply() == {"n1": "done"}
-    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]), 20)
+    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]))
     waiting = site.sbatch("alice", "--gres=gpu:1g.5gb:1", "-H", script=SLEEP.format(1))
     mig.forget_the_day()
     mig.wanted = {"n1": HALVES}
@@ -93,13 +93,13 @@ def test_a_busy_node_takes_no_more_jobs_and_changes_when_its_last_one_has_ended(
     assert mig.apply() == {"n1": "undone"}
     assert "DRAIN" not in mig.mig.node("n1")["State"]
     beside = site.sbatch("alice", "-w", "n1", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
-    site.wait_for(beside, "COMPLETED", 30)
+    site.wait_for(beside, "COMPLETED")
 
     mig.wanted = {"n1": HALVES}
     assert mig.apply() == {"n1": "draining"}
     assert (site.job(job)["JobState"], site.job(job)["Restarts"]) == ("RUNNING", "0")
     site.run("ctl", "root", "scancel", str(job))
-    wait_until("the end of the job", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout, 30)
+    wait_until("the end of the job", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout)
     assert mig.apply() == {"n1": "done"}
     assert mig.mig.node("n1")["Gres"] == GRES[HALVES]
     mig.check()
@@ -111,14 +111,14 @@ def test_jobs_that_a_vanished_type_left_stuck_are_released_and_held_ones_are_not
     stuck = site.sbatch("alice", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
     held = site.sbatch("alice", "-H", "--gres=gpu:1g.5gb:1", script=SLEEP.format(1))
     mig.mig.layout("n1", {"3g.20gb": 1, "4g.20gb": 1}, None, None, None)  # by hand, against all advice
-    wait_until("BadConstraints", lambda: site.job(stuck)["Reason"] == "BadConstraints", 30)
+    wait_until("BadConstraints", lambda: site.job(stuck)["Reason"] == "BadConstraints")
     seen = mig("plan", "--apply")
     assert (seen["released"], seen["still_stuck"]) == ([], [str(stuck)])
     mig.wanted = {"n1": ONES}
     seen = mig("plan", "--apply")
     assert [each["what"] for each in seen["outcomes"]] == ["done"]
     assert seen["released"] == [str(stuck)]
-    site.wait_for(stuck, "COMPLETED", 30)
+    site.wait_for(stuck, "COMPLETED")
     assert site.job(held)["Reason"] == "JobHeldUser"
 
 
@@ -151,7 +151,7 @@ def test_a_node_that_fails_stays_drained_with_a_reason_and_can_be_taken_up_again
     assert said in reason
     assert mig.apply(code=5) == {"n1": "failed"}, "and nothing is tried again by itself"
     assert "almanac mig retry n1" in " ".join(mig.said("status").split())
-    wait_until("the hanging command to end", lambda: not _is_running(mig), 20)
+    wait_until("the hanging command to end", lambda: not _is_running(mig))
     mig.said("retry", "n1")
     assert "DRAIN" not in mig.mig.node("n1")["State"]
     mig.check()
@@ -187,6 +187,6 @@ def test_changes_under_load_abort_no_job(mig: MigApply) -> None:
             mig.check()
         mig.check()
     for job in jobs:
-        site.wait_for(job, "COMPLETED", 60)
+        site.wait_for(job, "COMPLETED")
         assert site.job(job)["Restarts"] == "0"
     assert (site.job(long)["JobState"], site.job(long)["Restarts"]) == ("RUNNING", "0")

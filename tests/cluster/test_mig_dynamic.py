@@ -27,7 +27,7 @@ def _dynamic(_running_site: Site) -> Iterator[DynamicMigSite]:
 @pytest.fixture
 def mig(_dynamic: DynamicMigSite, site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[MigApply]:
     """n1 dynamic, with whole GPUs, idle; no jobs."""
-    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 30)
+    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout)
     if _dynamic.node("n1")["Gres"] != GRES[WHOLE] or _dynamic.fake("n1", "gres").strip() != GRES[WHOLE]:
         _dynamic.layout("n1", None, None, None, None)
     _dynamic.resume("n1")
@@ -55,11 +55,11 @@ def test_a_dynamic_node_changes_with_jobs_waiting_for_it(mig: MigApply, capsys: 
     ]  # fmt: skip
     node = mig.mig.node("n1")
     assert (node["Gres"], "DYNAMIC_NORM" in node["State"]) == (GRES[HALVES], True)
-    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]), 20)
+    wait_until("n1 in service", lambda: not BAD.search(mig.mig.node("n1")["State"]))
     site.run("ctl", "root", "scontrol", "release", str(begin))
     new = site.sbatch("alice", "--gres=gpu:3g.20gb:1", script=SLEEP.format(1))
     for job in (begin, new):
-        site.wait_for(job, "COMPLETED", 30)
+        site.wait_for(job, "COMPLETED")
     assert (site.job(elsewhere)["JobState"], site.job(elsewhere)["Restarts"]) == ("RUNNING", "0")
     with capsys.disabled():
         first = mig.lines()[0]["time_s"]
@@ -77,7 +77,7 @@ def test_slurm_deletes_no_busy_node_and_almanac_no_reserved_one(mig: MigApply) -
     mig.wanted = {"n1": HALVES}
     assert mig.apply() == {"n1": "refused"}
     site.run("ctl", "root", "scancel", str(job))
-    wait_until("the job's end", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout, 30)
+    wait_until("the job's end", lambda: not site.run("ctl", "root", "squeue", "-h", "-w", "n1").stdout)
     create = ("reservationname=later", "nodes=n1", "starttime=now+20days", "duration=60", "users=root")
     site.run("ctl", "root", "scontrol", "create", "reservation", *create)
     try:
@@ -112,7 +112,7 @@ def test_kills_lose_no_job_and_resume_no_node_unverified(mig: MigApply) -> None:
     site.wait_for(running, "RUNNING")
     mig.kill_again_and_again(KILLS, [HALVES, WHOLE], 8)
     waiting = site.sbatch("alice", "-w", "n1", "--gres=gpu:a100:1", script=SLEEP.format(1))
-    site.wait_for(waiting, "COMPLETED", 30)
+    site.wait_for(waiting, "COMPLETED")
     assert (site.job(running)["JobState"], site.job(running)["Restarts"]) == ("RUNNING", "0")
 
 
@@ -127,7 +127,7 @@ def test_jobs_that_wait_for_a_node_by_name_outlive_its_deletion(mig: MigApply) -
     time.sleep(4)
     assert site.job(waiting)["JobState"] == "PENDING"
     mig.mig.register(f"Gres={GRES[WHOLE]} State=DRAIN Reason=almanac-mig")
-    wait_until("n1, drained", lambda: "DRAIN" in mig.mig.node("n1").get("State", ""), 30)
+    wait_until("n1, drained", lambda: "DRAIN" in mig.mig.node("n1").get("State", ""))
     assert (site.job(waiting)["JobState"], site.job(waiting)["Priority"] != "0") == ("PENDING", True)
     mig.mig.resume("n1")
-    site.wait_for(waiting, "COMPLETED", 60)
+    site.wait_for(waiting, "COMPLETED")

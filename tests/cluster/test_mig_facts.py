@@ -33,7 +33,7 @@ def _mig(_running_site: Site) -> Iterator[MigSite]:
 @pytest.fixture
 def any_mig(_mig: MigSite, site: Site) -> MigSite:
     """No jobs, and n1 as the test before left it."""
-    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout, 30)
+    wait_until("no jobs", lambda: not site.run("ctl", "root", "squeue", "-h").stdout)
     return _mig
 
 
@@ -99,7 +99,7 @@ def test_a_changed_layout_reaches_slurm_and_the_jobs_elsewhere_live_on(mig: MigS
     mig.reconfigure()
     if mig.is_old:
         # Fewer GPUs than before: invalid, with the old Gres or the new one in the text.
-        wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"], 20)
+        wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"])
         mig.restart()
     began = time.monotonic()
     mig.wait_for_gres("n1", TWOS_GRES)
@@ -135,13 +135,13 @@ def test_jobs_of_a_vanished_type_stay_behind_until_they_are_released(mig: MigSit
     by_user = submitted(mig, "--hold", "--gpus=1g.5gb:1")
     site.wait_until_accounted(*waiting)
     mig.layout("n1", TWOS, None, None, None)
-    wait_until("BadConstraints", lambda: {reason(mig, job) for job in waiting} == {("BadConstraints", 0)}, 20)
+    wait_until("BadConstraints", lambda: {reason(mig, job) for job in waiting} == {("BadConstraints", 0)})
     mig.layout("n1", ONES, None, None, None)
     time.sleep(3)
     assert {reason(mig, job) for job in waiting} == {("BadConstraints", 0)}
     for job in waiting:
         site.run("ctl", "root", "scontrol", "release", str(job))
-        site.wait_for(job, "RUNNING", 20)
+        site.wait_for(job, "RUNNING")
     assert reason(mig, by_user) == ("JobHeldUser", 0)
 
 
@@ -166,7 +166,7 @@ def test_a_pending_jobs_type_changes_by_the_field_it_was_submitted_with(
     # 22.05 takes gres: and, without any effect, gres/.
     assert user(mig, "update", f"jobid={job}", change.replace("gres/", "gres:") if mig.is_old else change) == ""
     assert user(mig, "release", str(job)) == ""
-    mig.site.wait_for(job, "RUNNING", 20)
+    mig.site.wait_for(job, "RUNNING")
     got = re.sub(r"\(.*?\)", "", held_gpus(mig, job))
     both = {"gpu:1g.5gb:1", held if mig.is_old and held != "both" else "gpu:a100:1"}
     assert set(got.split(",")) == (both if mig.is_old or held == "both" else {held})
@@ -177,7 +177,7 @@ def test_22_05_takes_a_change_written_as_it_prints_later_and_does_nothing(mig: M
     assert user(mig, "update", f"jobid={job}", "TresPerJob=gres/gpu:a100:1") == ""
     assert mig.site.job(job)["TresPerJob"] == "gres/gpu:a100:1"
     user(mig, "release", str(job))
-    mig.site.wait_for(job, "RUNNING", 20)
+    mig.site.wait_for(job, "RUNNING")
     assert held_gpus(mig, job).startswith("gpu:1g.5gb:1" if mig.is_old else "gpu:a100:1")
 
 
@@ -188,7 +188,7 @@ def test_a_pending_job_may_be_given_a_type_that_no_node_has(mig: MigSite) -> Non
     user(mig, "release", str(job))
     if mig.is_old:
         return  # it asks for both, and 22.05 says so at another point
-    wait_until("BadConstraints", lambda: reason(mig, job) == ("BadConstraints", 0), 20)
+    wait_until("BadConstraints", lambda: reason(mig, job) == ("BadConstraints", 0))
 
 
 RESTARTABLE = """#!/bin/sh
@@ -208,18 +208,18 @@ def test_the_owner_alone_moves_a_job_to_a_larger_slice(mig: MigSite) -> None:
     job = int(done.stdout)
     site.wait_for(job, "RUNNING")
     node = "n1"
-    wait_until("its first line", lambda: "start 0" in site.run(node, "root", "cat", out, check=False).stdout, 60)
+    wait_until("its first line", lambda: "start 0" in site.run(node, "root", "cat", out, check=False).stdout)
     site.run("login", "alice", "scancel", "--signal=USR1", "--batch", str(job))
-    wait_until("its checkpoint", lambda: "checkpoint" in site.run(node, "root", "cat", out).stdout, 60)
+    wait_until("its checkpoint", lambda: "checkpoint" in site.run(node, "root", "cat", out).stdout)
     assert user(mig, "requeuehold", str(job)) == ""
-    wait_until("held", lambda: reason(mig, job)[1] == 0 and site.job(job)["JobState"] == "PENDING", 60)
+    wait_until("held", lambda: reason(mig, job)[1] == 0 and site.job(job)["JobState"] == "PENDING")
     assert user(mig, "update", f"jobid={job}", "gres=gpu:a100:1", "starttime=now") == ""
     # slurmd refuses the job's credential within the second in which it revoked the earlier one, and the job FAILS.
     time.sleep(2)
     assert user(mig, "release", str(job)) == ""
-    site.wait_for(job, "RUNNING", 60)
+    site.wait_for(job, "RUNNING")
     assert site.job(job)["Restarts"] == "1"
-    wait_until("its second start", lambda: "start 1" in site.run(node, "root", "cat", out).stdout, 60)
+    wait_until("its second start", lambda: "start 1" in site.run(node, "root", "cat", out).stdout)
     written = site.run(node, "root", "cat", out).stdout.splitlines()
     # slurmd and bash write lines of their own as the first run ends ("error: ...", "Terminated")
     lines = [line for line in written if line.startswith(("start ", "checkpoint"))]
@@ -239,7 +239,7 @@ def test_a_plain_requeue_waits_two_minutes_and_others_may_not_requeue_at_all(mig
     assert "disabled" in user(mig, "requeuehold", str(fixed))
     assert mig.site.job(fixed)["JobState"] == "RUNNING"
     assert user(mig, "requeue", str(job)) == ""
-    wait_until("the requeue", lambda: mig.site.job(job)["Reason"] == "BeginTime", 20)
+    wait_until("the requeue", lambda: mig.site.job(job)["Reason"] == "BeginTime")
     shown = mig.site.job(job)
     wait = time.mktime(time.strptime(shown["EligibleTime"], "%Y-%m-%dT%H:%M:%S")) - time.mktime(
         time.strptime(shown["SubmitTime"], "%Y-%m-%dT%H:%M:%S")
@@ -254,11 +254,11 @@ def test_a_changed_gres_aborts_the_job_of_a_busy_node(mig: MigSite) -> None:
     mig.write_gres("n1", TWOS_GRES)
     mig.reconfigure()
     if mig.is_old:
-        wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"], 20)
+        wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"])
         assert mig.site.job(job)["JobState"] == "RUNNING"
         assert mig.node("n1")["Reason"].startswith("gres/gpu")  # Slurm's own drain, which nothing takes back
         mig.restart()
-    wait_until("the abort", lambda: mig.site.job(job)["Restarts"] == "1", 30)
+    wait_until("the abort", lambda: mig.site.job(job)["Restarts"] == "1")
     assert "due to use of invalid GRES configuration" in mig.site.controller_log()
 
 
@@ -268,7 +268,7 @@ def test_a_node_whose_slurmd_is_ahead_of_slurmctld_is_invalid_and_stays_drained(
         return  # slurmctld and slurmd share one slurm.conf here
     mig.parted("n1", TWOS, None, None, None)
     mig.site.run("n1", "root", "sv", "-w", "20", "restart", "slurmd")
-    wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"], 30)
+    wait_until("INVAL", lambda: "INVALID_REG" in mig.node("n1")["State"])
     mig.take("n1", TWOS_GRES)
     assert mig.node("n1")["State"] == "IDLE+DRAIN"
     assert mig.node("n1")["Reason"].startswith("gres/gpu")

@@ -70,7 +70,7 @@ class Almanac:
         """A job that waits for resources or priority."""
         job = self.submit(*options)
         reasons = ("Resources", "Priority")
-        wait_until(f"{job} to wait", lambda: self.site.job(job).get("Reason", "").split(",")[0] in reasons, 30)
+        wait_until(f"{job} to wait", lambda: self.site.job(job).get("Reason", "").split(",")[0] in reasons)
         return job
 
 
@@ -97,7 +97,7 @@ def is_busy(_sliced: Site, site: Site, almanac: Almanac) -> bool:
     """Both small slices have jobs. False on 22.05, where there is nothing to try but the refusal."""
     if site.release == "22.05":
         return False
-    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 60)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip())
     for job in [almanac.submit(f"--gres=gpu:{SMALL}:1", user="bob") for _ in range(2)]:
         site.wait_for(job, "RUNNING")
     return True

@@ -89,7 +89,7 @@ def test_a_job_with_an_advised_slice_runs_on_it_and_its_report_shows_the_slice(
         # The map of instances is written in the background, and the record then once more.
         wait_until("the instances in the records", lambda: all(
             any("mig" in record for record in cluster.prolog_records(job)) for job in (advised, beside)
-        ), 30)  # fmt: skip
+        ))  # fmt: skip
         instances = [cluster.prolog_records(job)[0]["mig"].split() for job in (advised, beside)]
         listed = site.run("n1", "root", f"{mig.bin_dir('n1')}/nvidia-smi", "-L").stdout
         assert len({device for device, _, _ in instances}) == 2

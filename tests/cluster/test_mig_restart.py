@@ -97,7 +97,7 @@ def _configure(site: Site, slurm_conf: dict[str, bytes], gres_conf: dict[str, by
         shown = site.run("ctl", "root", "sinfo", "-h", "-n", "n1", "-p", "all", "-o", "%T", check=False)
         return shown.stdout.strip() == "idle"
 
-    wait_until("n1 to be idle", is_there, 60)
+    wait_until("n1 to be idle", is_there)
     site.wait_for_nodes()
 
 
@@ -117,7 +117,7 @@ def _output(site: Site, home: str, job: int) -> str:
 def _ended(site: Site, home: str, job: int, state: str = "COMPLETED") -> str:
     """The output, once the job has ended so."""
     try:
-        site.wait_for(job, state, 240)
+        site.wait_for(job, state)
     except LabError as error:
         raise LabError(f"{error}\n{_output(site, home, job)}\n{site.job(job)}") from None
     text = _output(site, home, job)
@@ -128,7 +128,7 @@ def _ended(site: Site, home: str, job: int, state: str = "COMPLETED") -> str:
 def _start_now(site: Site, home: str, job: int) -> None:
     """Ends Slurm's requeue delay of 121 s once the job has been queued again; its owner may."""
     try:
-        wait_until(f"job {job} to be queued again", lambda: site.job(job).get("Reason") == "BeginTime", 120)
+        wait_until(f"job {job} to be queued again", lambda: site.job(job).get("Reason") == "BeginTime")
     except LabError as error:
         raise LabError(f"{error}\n{_output(site, home, job)}\n{site.job(job)}") from None
     time.sleep(2)  # slurmd refuses the job within the second in which it revoked the credential of the earlier run

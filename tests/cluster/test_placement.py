@@ -111,7 +111,7 @@ def _wait_for_reason(site: Site, *jobs: int) -> None:
     def is_ranked() -> bool:
         return all(site.job(job).get("Reason", "") in ("Resources", "Priority") for job in jobs)
 
-    wait_until("jobs that wait for resources", is_ranked, 30)
+    wait_until("jobs that wait for resources", is_ranked)
 
 
 def _features(site: Site, job: int) -> str:
@@ -168,9 +168,9 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
         site.wait_for(each, "RUNNING")
         assert site.job(each)["NodeList"] in ("n1", "n2")
     submit_line = ("sacct", "-j", str(job), "-nPX", "-o", "SubmitLine")
-    wait_until("the submit line", lambda: bool(site.run("ctl", "root", *submit_line).stdout.strip()), 30)
+    wait_until("the submit line", lambda: bool(site.run("ctl", "root", *submit_line).stdout.strip()))
     site.run("ctl", "root", "scancel", *map(str, blocking))
-    wait_until("free GPUs", lambda: not site.run("ctl", "root", "squeue", "-h", "-u", "bob").stdout.strip(), 30)
+    wait_until("free GPUs", lambda: not site.run("ctl", "root", "squeue", "-h", "-u", "bob").stdout.strip())
 
     assert almanac.moves(almanac.plan(), 0)[0] == (), "it started within an hour"
     made = almanac.plan()
@@ -183,7 +183,7 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
         shown = site.job(job)
         return shown["JobState"] == "PENDING" and shown["Features"] == "hbm80g" and shown["Reason"] == "BeginTime"
 
-    wait_until("the requeued job", waits, 30)
+    wait_until("the requeued job", waits)
     shown = site.job(job)
     delay = site.run("ctl", "root", "squeue", "-h", "-j", str(job), "-o", "%S").stdout.strip()
     print(f"== {site.release}: requeued, may start {delay}, Restarts={shown['Restarts']}")
@@ -196,7 +196,7 @@ def test_a_requeue_keeps_the_job_and_its_output(site: Site, tmp_path: Path) -> N
     def text() -> str:
         return site.run("login", "root", "cat", output, check=False).stdout
 
-    wait_until("its second run's output", lambda: "run 1 on" in text(), 20)
+    wait_until("its second run's output", lambda: "run 1 on" in text())
     places = [text().index(part) for part in ("run 0 on n", "checkpoint", "run 1 on n")]
     assert places == sorted(places), text()
     assert site.job(fixed)["Restarts"] == "0"
@@ -222,7 +222,7 @@ def _typed(site: Site) -> Iterator[None]:
     finally:
         for user in ("alice", "bob"):
             site.run("ctl", "root", "scancel", "-u", user, check=False)
-        wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 30)
+        wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip())
         _configure(site, conf, gres)
 
 
@@ -238,7 +238,7 @@ def _configure(site: Site, conf: Mapping[str, bytes], gres: Mapping[str, bytes])
         shown = site.run("ctl", "root", "sinfo", "-h", "-N", "-p", "all", "-o", "%T", check=False)
         return shown.stdout.split() == ["idle"] * 4
 
-    wait_until("idle nodes", are_there, 60)
+    wait_until("idle nodes", are_there)
     site.wait_for_nodes()
 
 

@@ -53,7 +53,7 @@ def test_nodes_sleep_by_the_plan_and_are_back_for_a_job_and_before_the_forecast_
 
     # A job that needs a sleeping node: Slurm wakes it at once, no run is needed.
     woken = site.sbatch("alice", "-w", one, "-t", "5")
-    site.wait_for(woken, "COMPLETED", 90)
+    site.wait_for(woken, "COMPLETED")
     assert is_up(power.nodes()[one])
 
     # The forecast rises: the node is up before the job that needs it comes.
@@ -61,7 +61,7 @@ def test_nodes_sleep_by_the_plan_and_are_back_for_a_job_and_before_the_forecast_
     power.wait_up(other)
     began = time.monotonic()
     late = site.sbatch("alice", "-w", other, "-t", "5", script="#!/bin/sh\nsleep 5\n")
-    site.wait_for(late, "RUNNING", 20)
+    site.wait_for(late, "RUNNING")
     assert time.monotonic() - began < 10
     assert_unhurt(power, long)
     assert [line["what"] for line in power.lines()] == ["power down", "wake"]
@@ -78,7 +78,7 @@ def test_a_busy_node_is_never_chosen_and_one_that_gets_a_job_meanwhile_finishes_
     power.backend.set_node_state([FIRST], "power_down_asap", "almanac: power saving")
     assert_unhurt(power, jobs[0])
     for job in jobs:
-        site.wait_for(job, "COMPLETED", 60)
+        site.wait_for(job, "COMPLETED")
         assert site.job(job)["Restarts"] == "0"
 
 

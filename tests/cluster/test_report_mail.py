@@ -73,9 +73,7 @@ class OnDocker:
         self.site.run("mail", "root", "sh", "-c", "rm -f /var/mail/sink/new/*")
 
     def run(self, *argv: str) -> Result:
-        return self.site.run(
-            "ctl", "root", "as-almanac", "--config", "/etc/almanac/report-test.toml", *argv, timeout_s=180
-        )
+        return self.site.run("ctl", "root", "as-almanac", "--config", "/etc/almanac/report-test.toml", *argv)
 
     def work(self, seconds: int) -> str:
         return f"gpu-work 18 {seconds}"
@@ -104,7 +102,7 @@ class OnHost:
 
     def run(self, *argv: str) -> Result:
         program = (sys.executable, "-m", "cli.main", "--config", str(self.folder / "almanac.toml"))
-        return self.site.run("ctl", "root", *program, *argv, env={"PYTHONPATH": str(REPOSITORY)}, timeout_s=180)
+        return self.site.run("ctl", "root", *program, *argv, env={"PYTHONPATH": str(REPOSITORY)})
 
     def work(self, seconds: int) -> str:
         return f"echo 18 >{self.root}/profiles/$SLURM_JOB_ID; sleep {seconds}"
@@ -139,7 +137,7 @@ def almanac(
         switch_on(made)
         yield made
         return
-    cluster = request.getfixturevalue("cluster")
+    cluster = request.getfixturevalue("_running_cluster")
     with MailServer() as server:
         folder = tmp_path_factory.mktemp("mail")
         made = OnHost(_running_site, cluster.lab.root, cluster.prometheus.url, folder, server)
@@ -154,7 +152,7 @@ def switch_on(almanac: Almanac) -> None:
         said = json.loads(almanac.run("ingest", "--no-summary", "--json").stdout)
         return bool(said["sources"]["prometheus"]["kept"])
 
-    wait_until("the first samples", has_telemetry, 60)
+    wait_until("the first samples", has_telemetry)
     almanac.run("mail", "run")
 
 
@@ -199,7 +197,7 @@ def told(almanac: Almanac) -> Told:
     # It would wait two minutes, and its node refuse the revoked credential for as long.
     site.wait_for(jobs["again"], "PENDING")
     site.run("ctl", "root", "scontrol", "update", f"jobid={jobs['again']}", "StartTime=now", f"ExcNodeList={node}")
-    site.wait_for_accounting(*(job for what, job in jobs.items() if what != "array"), timeout_s=120)
+    site.wait_for_accounting(*(job for what, job in jobs.items() if what != "array"))
 
     said: list[str] = []
 
@@ -208,7 +206,7 @@ def told(almanac: Almanac) -> Told:
         return len(almanac.mails()) >= 6
 
     try:
-        wait_until("six mails", all_came, 120)
+        wait_until("six mails", all_came)
     except LabError as error:
         subjects = [str(mail["Subject"]) for mail in almanac.mails()]
         raise LabError(f"{error}: {subjects}\n{''.join(said)}") from None
@@ -273,6 +271,6 @@ def test_jobcomp_script_says_it_too(lab_root: Path) -> None:
     with SlurmLab(lab_root, extra_slurm_conf=conf) as lab:
         job = lab.sbatch("alice", "--gpus=1", script="#!/bin/sh\ntrue\n")
         lab.wait_for_jobs(job)
-        wait_until("its file", lambda: any((lab_root / "ended").glob(f"{job}.*")), 20)
+        wait_until("its file", lambda: any((lab_root / "ended").glob(f"{job}.*")))
         [file] = (lab_root / "ended").glob(f"{job}.*")
         assert file.read_text() == f"job_id={job}\ncluster=lab\n" and file.owner() == "slurm"

@@ -77,7 +77,7 @@ class Almanac:
         }
 
     def wait_until_ranked(self, *jobs: int) -> None:
-        wait_until(f"jobs {jobs} to be ranked", lambda: set(jobs) <= set(self.factors), 30)
+        wait_until(f"jobs {jobs} to be ranked", lambda: set(jobs) <= set(self.factors))
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def almanac(site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> A
 @pytest.fixture
 def busy(site: Site, almanac: Almanac) -> int:
     """A job that has all nodes until it is cancelled: whatever else comes has to wait."""
-    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 60)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip())
     job = site.sbatch("bob", "-N4", "--exclusive", "-J", "busy", "-t", "50", script="#!/bin/sh\nsleep 3000\n")
     site.wait_for(job, "RUNNING")
     return job

@@ -64,7 +64,7 @@ def run_trace(site: Site, jobs: Sequence[SleepJob]) -> list[Started]:
     ids = submit(site, [job for job in jobs if not job.submit_s])
     set_partitions(site, "UP")
     ids += submit(site, [job for job in jobs if job.submit_s])
-    assert set(site.wait_for_accounting(*ids, timeout_s=180).values()) == {"COMPLETED"}
+    assert set(site.wait_for_accounting(*ids).values()) == {"COMPLETED"}
     wanted = ",".join(map(str, ids))
     columns = "JobIDRaw,Start,NNodes,AllocTRES,Flags"
     shown = site.run("ctl", "root", "sacct", "-anPX", "-j", wanted, "-S", "now-2days", "-o", columns).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pexpect
 import pytest
+from processes import PATIENCE_S
 from sites import Site
 
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
@@ -45,7 +46,7 @@ def test_a_cli_filter_asks_on_a_terminal_only(site: Site) -> None:
     site.hook("cli_filter", ASKS)
     quiet = site.sbatch("alice")
     program, *argv = site.command("login", "alice", ["sbatch", "-o", "/dev/null", "--wrap", "true"], tty=True)
-    child = pexpect.spawn(program, argv, encoding="utf-8", timeout=30)
+    child = pexpect.spawn(program, argv, encoding="utf-8", timeout=PATIENCE_S)
     child.expect_exact("which tier? ")
     child.sendline("hbm40g")
     child.expect(r"Submitted batch job (\d+)")

@@ -81,7 +81,7 @@ class Site:
         return [number for number, state, _ in self.queue() if state == "RUNNING"]
 
     def wait_for_empty_queue(self) -> None:
-        wait_until("an empty queue", lambda: not self.queue(), 30)
+        wait_until("an empty queue", lambda: not self.queue())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_the_command_computes_in_slurm_jobs_what_it_computes_here(site: Site) ->
     def recorded() -> list[list[str]]:
         return [row for row in site.cluster.lab.sacct("-S", "now-1hour", "-o", fields) if row[0] not in before]
 
-    wait_until("the job in accounting, which shows it some seconds late", recorded, 30)
+    wait_until("the job in accounting, which shows it some seconds late", recorded)
     rows = recorded()
     # Two chunks, one a day: one job of two workers is enough for them.
     assert [row[1:] for row in rows] == [["hbm80", "2", "1G", "00:10:00"]]
@@ -188,7 +188,7 @@ def test_a_job_cancelled_in_the_middle_changes_nothing(site: Site, slurm: SlurmC
             return
         site.cluster.lab.run("scancel", running[0])
         cancelled.append(running[0])
-        wait_until("the job's end", lambda: running[0] not in site.running(), 30)
+        wait_until("the job's end", lambda: running[0] not in site.running())
         (tmp_path / "go").touch()
 
     section = Dask(jobs=2, cores=1, memory_gib=0.5)
@@ -236,7 +236,7 @@ LATER = CONFIG.replace('hbm80"', 'hbm80", "--begin=now+1hour"')
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_run_that_is_stopped_leaves_no_job(site: Site, number: signal.Signals, code: int, config: str) -> None:
     run = site.summarize("--engine", "slurm", config=config)
-    wait_until("the job", lambda: bool(site.queue() if config == LATER else site.running()), 60)
+    wait_until("the job", lambda: bool(site.queue() if config == LATER else site.running()))
     run.send_signal(number)
     assert ended(run)[0] == code
     site.wait_for_empty_queue()
@@ -250,7 +250,7 @@ def test_jobs_that_do_not_start_are_shown_as_squeue_shows_them(
     section = Dask(jobs=1, cores=1, memory_gib=0.5, directives=("--begin=now+1hour",))
     with slurm_workers(section, slurm, tmp_path) as workers:
         workers.want(1)
-        wait_until("the job", lambda: bool(site.queue()), 60)
+        wait_until("the job", lambda: bool(site.queue()))
         with pytest.raises(AlmanacError, match=r"no Dask worker came within 3 s.*PENDING BeginTime"):
             while True:
                 workers.tend()

@@ -208,7 +208,7 @@ def test_the_jobs_environment_is_as_without_us(front: FrontEnd, hook: str) -> No
         argv = (program, "-J", "train-bert-2", "-C", "gpu&hbm80g", *export, *asked, script)
         shown.append(front.answered("y", *argv, **exported))
         for text in shown:
-            front.site.wait_for(int(text.split("Submitted batch job ")[1]), "COMPLETED", timeout_s=120)
+            front.site.wait_for(int(text.split("Submitted batch job ")[1]), "COMPLETED")
         before, after = (environment(front, f"{out}.train-bert-{number}") for number in (1, 2))
         assert after == before
         assert (b"BASH_FUNC_module%%" in after) == (export != ("--export=NONE",))
@@ -236,7 +236,7 @@ def test_srun_and_salloc(front: FrontEnd, command: str) -> None:
 def test_a_step_of_a_job_is_not_asked_about(front: FrontEnd) -> None:
     """srun --jobid from a login shell."""
     job_id = front.run("sbatch", "--parsable", "-t1", "-o", "/dev/null", *JOB, "--wrap", "sleep 60").stdout.decode()
-    front.site.wait_for(int(job_id), "RUNNING", timeout_s=60)
+    front.site.wait_for(int(job_id), "RUNNING")
     front.filter_on()
     try:
         shown = ended(front.terminal("srun", f"--jobid={int(job_id)}", "-n1", *JOB[:3], "echo", "a step has run"))

@@ -8,6 +8,7 @@ import pexpect
 import pytest
 from docker_site import SUITES, DockerSite
 from power_walk import log_of_power, wait_for_states
+from processes import PATIENCE_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.sites(*SUITES)]
 SEND_MAIL = """
@@ -27,9 +28,9 @@ def walked(_running_site: DockerSite) -> DockerSite:
     for host, kind in (("ctl", "job-submit"), ("login", "cli-filter")):
         _running_site.run(host, "root", "almanac", "install-hooks", "--prefix", "/etc/slurm", kind, "--yes")
     _running_site.run("ctl", "root", "seed-history", timeout_s=900)
-    _running_site.run("ctl", "root", "as-almanac", "publish", timeout_s=300)
-    _running_site.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
-    _running_site.run("ctl", "root", "as-almanac", "mail", "run", timeout_s=120)
+    _running_site.run("ctl", "root", "as-almanac", "publish")
+    _running_site.run("ctl", "root", "as-almanac", "ingest")
+    _running_site.run("ctl", "root", "as-almanac", "mail", "run")
     _running_site.run("mail", "root", "sh", "-c", "rm -f /var/mail/sink/new/*")
     return _running_site
 
@@ -37,7 +38,7 @@ def walked(_running_site: DockerSite) -> DockerSite:
 def answer(site: DockerSite, user: str, argv: list[str], reply: str) -> str:
     """Return sbatch's output on a terminal when its question is answered so."""
     program, *rest = site.command("login", user, argv, tty=True)
-    child = pexpect.spawn(program, rest, encoding="utf-8", timeout=60, dimensions=(40, 120))
+    child = pexpect.spawn(program, rest, encoding="utf-8", timeout=PATIENCE_S, dimensions=(40, 120))
     child.expect_exact("for this job: ")
     shown = str(child.before)
     child.sendline(reply)
@@ -55,15 +56,15 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
     assert walked.job(job)["Features"] == "gpu&hbm40g"
     # Waiting age adds to it, but not within seconds: the site factor alone.
     assert int(walked.job(job)["Priority"]) > 1000
-    walked.wait_for(job, "COMPLETED", timeout_s=120)
+    walked.wait_for(job, "COMPLETED")
     assert walked.job(job)["NodeList"] in ("n1", "n2")
     walked.wait_for_accounting(job)
     # Prometheus' newest five seconds are left for the next run.
     walked.run("ctl", "root", "sleep", "7")
-    walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
+    walked.run("ctl", "root", "as-almanac", "ingest")
     table = walked.run("ctl", "root", "almanac", "jobs", "-u", "alice", "-j", str(job)).stdout
     assert re.search(rf"^ *{job} .*train-bert-100.* COMPLETED .* 18/39 GiB ", table, re.MULTILINE)
-    walked.run("ctl", "root", "as-almanac", "mail", "run", timeout_s=120)
+    walked.run("ctl", "root", "as-almanac", "mail", "run")
     listed = walked.run("mail", "root", "mails").stdout
     assert "  1  to alice@dock  from almanac of dock <almanac@dock>  train-bert-100: OK; to run faster, " in listed
     assert f"[job {job}]" in listed
@@ -72,10 +73,10 @@ def test_a_newcomer_submits_is_advised_and_sees_what_the_job_used(walked: Docker
 
 def test_alice_is_still_advised_while_25_of_her_jobs_wait(walked: DockerSite) -> None:
     script = "for i in $(seq 25); do sbatch --parsable --hold train.sh; done"
-    jobs = walked.run("login", "alice", "sh", "-c", f"cd /home/alice && {script}", timeout_s=120).stdout.split()
+    jobs = walked.run("login", "alice", "sh", "-c", f"cd /home/alice && {script}").stdout.split()
     assert len(jobs) == 25
-    walked.run("ctl", "root", "as-almanac", "ingest", timeout_s=180)
-    walked.run("ctl", "root", "as-almanac", "publish", timeout_s=120)
+    walked.run("ctl", "root", "as-almanac", "ingest")
+    walked.run("ctl", "root", "as-almanac", "publish")
     shown = walked.run("login", "alice", "almanac", "advise", "-J", "train-bert-7", "--gpus=4", "-C", "gpu&hbm80g")
     walked.run("ctl", "root", "scancel", *jobs)
     assert shown.stdout.startswith("almanac: ask for hbm40g ")
@@ -124,15 +125,15 @@ def test_a_node_goes_to_sleep_and_a_job_or_an_operator_wakes_it(walked: DockerSi
     """Slurm calls almanac-power-off and almanac-power-on, which reach the BMC through IPMI."""
     assert walked.run("ctl", "slurm", "almanac-power-on", "--status", "n[3-4]").stdout == "n3: on\nn4: on\n"
     walked.run("ctl", "root", "scontrol", "update", "nodename=n4", "state=power_down_asap")
-    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"}, 60)
+    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"})
     assert walked.bmc("status", "n4") == "n4 off\n"
     assert walked.run("n4", "root", "pgrep", "-x", "slurmd", check=False).stdout == ""
     job = walked.sbatch("alice", "-w", "n4", script="#!/bin/sh\nsleep 2\n")
-    walked.wait_for(job, "COMPLETED", timeout_s=120)
+    walked.wait_for(job, "COMPLETED")
     assert walked.job(job)["Restarts"] == "0"
     walked.run("ctl", "root", "scontrol", "update", "nodename=n4", "state=power_down_asap")
-    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"}, 60)
+    wait_for_states(walked, "n4", {"IDLE", "POWERED_DOWN"})
     walked.run("ctl", "root", "almanac", "power", "wake", "n4")
-    wait_for_states(walked, "n4", {"IDLE"}, 60)
+    wait_for_states(walked, "n4", {"IDLE"})
     lines = [line for line in log_of_power(walked).splitlines() if '"node": "n4"' in line]
     assert len(lines) >= 4 and all('"result": "done"' in line for line in lines)

@@ -98,7 +98,7 @@ class Almanac:
 
 @pytest.fixture
 def almanac(site: Site, tmp_path: Path) -> Iterator[Almanac]:
-    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip(), 60)
+    wait_until("an empty queue", lambda: not site.run("ctl", "root", "squeue", "-h").stdout.strip())
     partition = site.run("ctl", "root", "sinfo", "-h", "-o", "%P").stdout.split("*")[0].split()[-1]
     with MailServer() as server:
         (tmp_path / "almanac.toml").write_text(CONFIG.format(port=server.port, partition=partition))
@@ -153,11 +153,11 @@ def test_only_jobs_of_named_partitions_and_batch_jobs_are_warned(site: Site, alm
 def quiet_lab(cluster: Cluster) -> Iterator[SlurmLab]:
     """The lab without jobs, before and after."""
     lab = cluster.lab
-    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip(), 120)
+    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip())
     yield lab
     for user in ("alice", "bob"):
         lab.run("scancel", f"--user={user}")
-    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip(), 60)
+    wait_until("an empty queue", lambda: not lab.run("squeue", "-h").stdout.strip())
 
 
 def test_the_command_finds_what_idles_by_its_counters_and_cancels_it(
@@ -204,7 +204,7 @@ def test_the_command_finds_what_idles_by_its_counters_and_cancels_it(
             if state("idle") != "RUNNING":
                 break
         assert found["jobs_with_counters"] == 3
-        wait_until("the end of the idle job", lambda: state("idle") == "CANCELLED", 30)
+        wait_until("the end of the idle job", lambda: state("idle") == "CANCELLED")
         assert all(state(name) == "RUNNING" for name in ("kept", "silent", "busy"))
         mails = [(to, str(mail["Subject"])) for _, to, mail in server.taken]
     assert {to[0] for to, _ in mails} == {"alice@cluster.example"}

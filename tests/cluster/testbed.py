@@ -58,7 +58,7 @@ class Cluster:
 
     def scrape(self, metric: str = "") -> list[Series]:
         """Return the exporter's samples now, of one metric or of all."""
-        with urllib.request.urlopen(self.exporter_url, timeout=5) as answer:
+        with urllib.request.urlopen(self.exporter_url, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         matches = (SERIES.fullmatch(line) for line in lines)
         series = (
@@ -96,6 +96,6 @@ def running_cluster(root: Path) -> Iterator[Cluster]:
             except OSError:
                 return False
 
-        wait_until("the exporter", answers, 20, [exporter.log])
+        wait_until("the exporter", answers, [exporter.log])
         cluster.prometheus.start()
         yield cluster
