@@ -94,7 +94,7 @@ LIVE: tuple[Counter, ...] = (
 """Counters that only the watch reads, of running jobs: they are not stored."""
 
 HIGHEST = frozenset({"gpu_util_pct", "hbm_used_mib", "hbm_used_pct", "ecc_uncorrected", *(c.column for c in LIVE)})
-"""Counters of which a round of the watch, live or replayed, takes the highest value: of xid the last, else the mean."""
+"""A round of the watch, live or replayed, takes the highest value of these, the last xid, and the mean of others."""
 
 COUNTER_COLUMNS: tuple[str, ...] = tuple(counter.column for counter in COUNTERS)
 
