@@ -1,6 +1,6 @@
 """Time and memory of one round of `almanac watch --json` with 10,000 running jobs on 4 GPUs each.
 
-A squeue of our own prints the jobs in the fields and widths that it is asked for: its time, given apart, is not that
+A squeue and a sinfo of our own print the jobs in the fields and widths that it is asked for: its time, given apart, is not that
 of Slurm's. A server of our own answers the instant queries as a Prometheus with dcgm-exporter on 10,000 nodes would.
 Run: make bench-watch
 """
@@ -32,10 +32,13 @@ import sys
 fields = [each.split(":") for each in sys.argv[sys.argv.index("-O") + 1].split(",")]
 given = dict(JobID="{{0}}", SubmitTime="{start}", RestartCnt="0", ArrayJobID="{{0}}", UserName="user",
     ArrayTaskID="N/A", Account="lab", Partition="gpu", NumNodes="1", StartTime="{start}", EndTime="{end}",
-    TimeLimit="1-00:00:00", BatchFlag="1", NodeList="n{{0:05d}}", Name="train", Comment="(null)")
+    TimeLimit="1-00:00:00", BatchFlag="1", NodeList="n{{0:05d}}", Name="train", Comment="(null)", HetJobID="N/A")
 given["tres-alloc"] = "cpu=32,mem=200G,node=1,billing=32,gres/gpu=4,gres/gpu:a100=4"
 for job in range(1, {jobs} + 1):
     print("".join(given[name].format(job)[: int(size)].ljust(int(size)) for name, size in fields))
+"""
+SINFO = """#!/bin/sh
+echo "n[00001-{jobs:05d}] 64 1000000 2 gpu:a100:{gpus} (null)"
 """
 LABELS = {"Hostname": "n{0:05d}", "gpu": "{1}", "UUID": "GPU-{0:05x}-{1}", "modelName": "NVIDIA A100-SXM4-80GB"}
 
@@ -83,7 +86,10 @@ def rounds(root: Path) -> Iterator[Figure]:
     tools.mkdir()
     squeue = tools / "squeue"
     squeue.write_text(SQUEUE.format(python=sys.executable, start=now_s - 8000, end=now_s + 78_400, jobs=JOBS))
-    squeue.chmod(0o755)
+    sinfo = tools / "sinfo"
+    sinfo.write_text(SINFO.format(jobs=JOBS, gpus=GPUS_PER_NODE))
+    for tool in (squeue, sinfo):
+        tool.chmod(0o755)
     Store.create(root / "store").of("bench")
     config = root / "almanac.toml"
     address = f"http://127.0.0.1:{server.server_address[1]}"

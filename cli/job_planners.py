@@ -13,6 +13,7 @@ from almanac.errors import AlmanacError, ConfigError, NoModelError, StoreError
 from cli.app import App
 
 if TYPE_CHECKING:
+    from advisor.watch.actions import PastStep, Run
     from advisor.watch.round import Round, WatchFinding
     from reports.mail.watch import WatchMail
     from slurm.backend import SlurmBackend
@@ -243,9 +244,9 @@ def watch_planner(
     )  # fmt: skip
 
 
-def cancels_told(app: App) -> dict[tuple[int, int, int], int]:
-    """Return the time that the last warning named, by a job's number, submission, and restarts. Raises StoreError."""
+def steps_taken(app: App) -> dict[Run, list[PastStep]]:
+    """Return the steps of the watch that still count, by run of a job. Raises StoreError."""
     from slurm_hooks.jobs.log import JobLog
-    from slurm_hooks.watch.act import RECORD_DAYS, promised_cancels
+    from slurm_hooks.watch.act import RECORD_DAYS, past_steps
 
-    return promised_cancels(JobLog(app.store.root / "actions", "watch").read(app.cluster, app.now_s(), RECORD_DAYS))
+    return past_steps(JobLog(app.store.root / "actions", "watch").read(app.cluster, app.now_s(), RECORD_DAYS))

@@ -13,7 +13,7 @@ import click
 from almanac.units import counted, format_count, format_duration, format_job_id, printable
 from cli.app import COUNT, App, folded
 from cli.job_changes import carry_out, exit_code, plan_json, show_plan
-from cli.job_planners import cancels_told, watch_planner
+from cli.job_planners import steps_taken, watch_planner
 from cli.output import json_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(app: App, is_applied: bool, rows: int, as_json: bool) -> int:
     if is_applied:
         watch.save()
         folder = outgoing_of(app.store.root, app.cluster)
-        publish_live(folder, app.cluster, round_.at_s, live_jobs(round_, findings, cancels_told(app)), uid_of)
+        publish_live(folder, app.cluster, round_.at_s, live_jobs(round_, findings, steps_taken(app)), uid_of)
     settings = app.config.watch
     planner = watch_planner(round_, findings, watch.look)
     # Slurm is asked for nothing more where nothing may be done.

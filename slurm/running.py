@@ -19,9 +19,11 @@ from slurm.commands import Runner
 _FIELDS = {
     "JobID": 16, "SubmitTime": 16, "RestartCnt": 12, "ArrayJobID": 16, "ArrayTaskID": 16, "UserName": 64, "Account": 64,
     "Partition": 64, "NumNodes": 12, "StartTime": 16, "EndTime": 16, "TimeLimit": 16, "BatchFlag": 4, "tres-alloc": 256,
-    "NodeList": 1024, "Name": 128, "Comment": 256,
+    "NodeList": 1024, "Name": 128, "Comment": 256, "HetJobID": 16,
 }  # fmt: skip
-"""squeue's names (-O) and our widths. A node list that fills its width may be cut, and is not read."""
+"""squeue's names (-O) and our widths. A text that fills its width may be cut: a node list and a comment are not read
+then, and a record with such TRES is unreadable. A name may be cut."""
+_NO_HET_JOB = ("N/A", "0")
 _SIZE = sum(_FIELDS.values()) + 1
 SESSIONS = "^(interactive$|sys/dashboard/)"
 """Names of jobs in which a person works: of salloc, and of Open OnDemand, whose sessions are batch scripts.
@@ -60,10 +62,14 @@ def parse_running(data: bytes) -> tuple[list[dict[str, Any]], int]:
 
 def _row(record: bytes) -> dict[str, Any]:
     """Raises ValueError."""
-    texts, at = dict[str, str | None](), 0
+    texts, full, at = dict[str, str | None](), set[str](), 0
     for name, size in _FIELDS.items():
-        texts[name] = _text(record[at : at + size])
+        field = record[at : at + size]
+        texts[name] = _text(field)
+        full |= {name} if len(field.rstrip(b" ")) == size else set()
         at += size
+    if "tres-alloc" in full:
+        raise ValueError("TRES that may be cut")
     known = {name: text or "" for name, text in texts.items()}
     gpus, nodes = parse_gpus(known["tres-alloc"]), known["NodeList"]
     start_s, end = int(known["StartTime"]), known["EndTime"]
@@ -74,11 +80,12 @@ def _row(record: bytes) -> dict[str, Any]:
         "array_job_id": int(known["ArrayJobID"]) if is_array else None,
         "array_task_id": int(known["ArrayTaskID"]) if is_array else None,
         "user": known["UserName"], "account": known["Account"], "partition": known["Partition"], "name": texts["Name"],
-        "node_list": nodes if len(nodes) < _FIELDS["NodeList"] else None, "node_count": int(known["NumNodes"]),
+        "node_list": None if "NodeList" in full else nodes, "node_count": int(known["NumNodes"]),
         "gpu_count": gpus.count, "start_s": start_s,
         "limit_end_s": int(end) if limit_s is not None and end.isdecimal() else None,
         "is_interactive": known["BatchFlag"] != "1" or bool(re.match(SESSIONS, known["Name"])),
-        "comment": "" if texts["Comment"] == "(null)" else texts["Comment"],
+        "comment": None if "Comment" in full else "" if texts["Comment"] == "(null)" else texts["Comment"],
+        "het_job_id": int(known["HetJobID"]) if known["HetJobID"] not in _NO_HET_JOB else None,
         "is_shared": parse_shares(known["tres-alloc"]) is not None or bool(profile_name(gpus.type)),
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ USER_PAUSE_S = 600
 LEAST_COVERAGE = 0.9
 """Least share of the time without work that has samples of all GPUs."""
 MOST_CANCELS = 20
-"""Most jobs that one round cancels: a fault that makes busy GPUs look idle does no more harm until somebody looks."""
+"""Most jobs cancelled in an hour: a fault that makes busy GPUs look idle does no more harm until somebody looks."""
 MOST_PER_MAIL = 500
 """Most jobs that one mail lists; the others wait for the next one."""
 Step = Literal["message", "warn", "warned", "operators", "cancel"]
@@ -39,7 +39,7 @@ Run = tuple[int, int, int]
 
 
 class PastStep(NamedTuple):
-    """A mail in the record. cancel_s: the time before which a warning said that the job is not cancelled; else 0."""
+    """A mail or a cancel in the record. cancel_s: the time before which a warning said that no cancel comes; else 0."""
 
     what: Step
     kind: Kind
@@ -61,6 +61,12 @@ def run_of(job: Mapping[str, Any]) -> Run:
     return job["job_id"], job["submit_s"], job["restarts"]
 
 
+def rows_of(jobs: pa.Table, job_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Return the rows of some jobs, by number: 10,000 jobs would be 10,000 objects."""
+    chosen = jobs.filter(pc.is_in(jobs["job_id"], value_set=pa.array(sorted(job_ids), pa.int64())))
+    return {row["job_id"]: row for row in chosen.to_pylist()}
+
+
 def due_steps(
     round_: Round,
     findings: Iterable[WatchFinding],
@@ -75,7 +81,7 @@ def due_steps(
     now_s: the time now, as in the record; a round is a minute older. Without one, the round's.
     """
     found, counts, now_s = list(findings), Counts(), round_.at_s if now_s is None else now_s
-    rows = _rows(round_.jobs, {each.job_id for each in found} | {run[0] for run in past})
+    rows = rows_of(round_.jobs, {each.job_id for each in found} | {run[0] for run in past})
     mailed = _last_mails(rows, past, now_s)
     mails, cancels = list[DueStep](), list[DueStep]()
     for finding in found:
@@ -94,9 +100,7 @@ def due_steps(
             counts.drop(why_not)
         if finding.kind in settings.operators and not _why_later(before, finding, {"operators"}, now_s):
             mails.append(DueStep("operators", finding, job))
-    cancels.sort(key=lambda each: (each.finding.since_s, each.job["job_id"]))
-    counts.drop(f"waits for the next round ({MOST_CANCELS} cancels a round)", len(cancels[MOST_CANCELS:]))
-    steps = [*_bundled(mails, mailed, now_s, counts), *cancels[:MOST_CANCELS]]
+    steps = [*_bundled(mails, mailed, now_s, counts), *_allowed(cancels, past, now_s, counts)]
     counts.kept = len(steps)
     return steps, counts
 
@@ -110,18 +114,19 @@ def why_not_cancel(finding: WatchFinding, job: Mapping[str, Any], round_: Round,
         return "its partition is not in watch.partitions"
     if job["is_interactive"] and job["partition"] not in settings.interactive_partitions:
         return "interactive (watch.interactive_partitions)"
+    if job["het_job_id"] is not None:
+        return "part of a heterogeneous job"
     if job["comment"] is None:
         return "its comment cannot be read"
     if round_.at_s < finding.since_s + max(words.keep_s, MOST_KEPT_S * words.is_serving):
         return "kept by its owner (almanac:keep or almanac:serving)"
-    if job["is_serving"]:
-        return "it serves requests"
+    if job["is_serving"] is not False:
+        return "it serves requests" if job["is_serving"] else "not known if it serves requests"
     if round_.unknown or finding.is_suspect:
         return "a counter cannot be trusted now"
     if not finding.coverage >= LEAST_COVERAGE:
         return f"samples of less than {LEAST_COVERAGE:.0%} of the time"
-    is_now = round_.at_s - round_.span_s < finding.until_s <= round_.at_s
-    return "" if is_now else "no samples now"
+    return "" if finding.until_s == round_.at_s else "no samples now"
 
 
 def _owner_step(
@@ -137,7 +142,7 @@ def _owner_step(
         is_told = finding.kind in settings.message
         return (DueStep("message", finding, job), "") if is_told else (None, why_not)
     least_s = settings.cancel_min * 60
-    warned = [each for each in before if each.what == "warned" and each.time_s >= finding.since_s]
+    warned = warnings_of(finding, before)
     times = [each.time_s for each in warned]
     is_warned = len(warned) >= WARNINGS and times[-1] - times[0] >= HOUR_S and now_s >= times[-1] + LAST_CALL_S
     promised_s = max((each.cancel_s for each in warned), default=0)
@@ -145,6 +150,31 @@ def _owner_step(
         return DueStep("cancel", finding, job), ""
     answer_s = LAST_CALL_S + (0 if warned else HOUR_S)
     return DueStep("warn", finding, job, max(finding.since_s + least_s, promised_s, now_s + answer_s)), ""
+
+
+def warnings_of(finding: WatchFinding, past: Iterable[PastStep]) -> list[PastStep]:
+    """Return the warnings about a finding: of its kind, and of the present time without work."""
+    return [
+        each for each in past if (each.what, each.kind) == ("warned", finding.kind) and each.time_s >= finding.since_s
+    ]
+
+
+def _allowed(
+    cancels: Iterable[DueStep], past: Mapping[Run, Sequence[PastStep]], now_s: int, counts: Counts
+) -> list[DueStep]:
+    """Return the cancels of this hour, the longest without work first. A job that outlived its cancel counts once."""
+    recent = {run for run, steps in past.items() if any(_is_recent_cancel(each, now_s) for each in steps)}
+    ordered = sorted(cancels, key=lambda each: (each.finding.since_s, each.job["job_id"]))
+    again, new = list[DueStep](), list[DueStep]()
+    for each in ordered:
+        (again if run_of(each.job) in recent else new).append(each)
+    room = max(0, MOST_CANCELS - len(recent))
+    counts.drop(f"waits ({MOST_CANCELS} cancels an hour)", len(new[room:]))
+    return again + new[:room]
+
+
+def _is_recent_cancel(step: PastStep, now_s: int) -> bool:
+    return step.what == "cancel" and step.time_s > now_s - HOUR_S
 
 
 def _why_later(before: Sequence[PastStep], finding: WatchFinding, steps: AbstractSet[Step], now_s: int) -> str:
@@ -185,9 +215,3 @@ def _last_mails(
                 name = reader_of(each.what, job or {})
                 last[name] = max(last.get(name, 0), each.time_s)
     return last
-
-
-def _rows(jobs: pa.Table, job_ids: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Return the rows of some jobs, by number: 10,000 jobs would be 10,000 objects."""
-    chosen = jobs.filter(pc.is_in(jobs["job_id"], value_set=pa.array(sorted(job_ids), pa.int64())))
-    return {row["job_id"]: row for row in chosen.to_pylist()}

@@ -58,8 +58,8 @@ def replay(rounds: Iterable[Round], settings: WatchSection) -> Iterator[tuple[Ro
         cancelled = {run_of(step.job) for step in steps if step.what == "cancel"}
         first = [run for run in cancelled if sum(step.what == "cancel" for step in past[run]) == 1]
         if len(past) > MOST_KEPT:
-            running = set(each.jobs["job_id"].to_pylist())
-            past = {run: steps for run, steps in past.items() if run[0] in running}
+            running, hour_s = set(each.jobs["job_id"].to_pylist()), each.at_s - HOUR_S
+            past = {run: own for run, own in past.items() if run[0] in running or own[-1].time_s > hour_s}
         yield each, findings, first
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from advisor.memory.restart import ExpectedEnd, GrowthWatch
+from advisor.watch.growth import GpuMemory, Points, growing
 from advisor.watch.round import GPU_COUNTERS, MOST_KEPT_S, Kind, Round, WatchFinding, comment_words
 from advisor.watch.words import said_of
 
@@ -37,9 +37,6 @@ _STILL = {"tensor_active_frac": 0.005, "dram_active_frac": 0.01, "fp64_active_fr
 _SLOWED, _BRAKED = 0x8 | 0x20 | 0x40, 0x80
 """Slowed by the hardware or for heat; power brake. A power cap that the site set (0x4) is no fault."""
 _EVENTS: Mapping[str, Kind] = {"xid": "xid", "ecc_uncorrected": "ecc"}
-MOST_GROWING, MOST_FITTED, MOST_POINTS = 1000, 100, 48
-"""Jobs whose memory is noted, those that are fitted in one round (the fullest), and points of each."""
-GROWING_SHARE, FITTED_SHARE = 0.5, 0.8
 MOST_GPUS = 400_000
 
 
@@ -72,16 +69,24 @@ class WatchState(msgspec.Struct):
     at_s: int = 0
     gpus: list[str] = msgspec.field(default_factory=list)
     columns: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    growth: dict[str, list[tuple[float, float]]] = msgspec.field(default_factory=dict)
+    growth: Points = msgspec.field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True for a state of this release: it has every column, each as long as the list of GPUs."""
+        lengths = {name: len(values) for name, values in self.columns.items()}
+        return lengths == (dict.fromkeys(_COLUMNS, len(self.gpus)) if self.gpus or lengths else {})
 
 
 _SPANS = ("idle", "unused", "hang", "throttled", "power_brake")
 _COLUMNS = (
-    "seen_s", "active", "used", "rate", "power_w", "same", "xid", "ecc_uncorrected", "xid_s", "ecc_uncorrected_s",
+    "seen_s", "active", "used", "rate", "power_w", "same",
+    *(f"{name}{of}" for name in _EVENTS for of in ("", "_s", "_met")),
     *(f"{kind}_since_s" for kind in _SPANS), *(f"{kind}_known_s" for kind in _SPANS),
 )  # fmt: skip
 """seen_s: end of the last span with samples; active: 1 if it was in use in that span; used: 1 if it ever was; rate: the
-highest number of samples per second; same: rounds in a row with the same power."""
+highest number of samples per second; same: rounds in a row with the same power; xid, xid_s, xid_met: the gauge, when
+it changed in the job's time, and its value then: it may show another code later."""
 
 
 class _Frame:
@@ -108,7 +113,7 @@ class _Frame:
             name: np.append(np.array(state.columns.get(name, []), dtype=np.float64), -1.0)[row] for name in _COLUMNS
         }
 
-    def kept(self, at_s: int, growth: dict[str, list[tuple[float, float]]]) -> WatchState:
+    def kept(self, at_s: int, growth: Points) -> WatchState:
         most = slice(MOST_GPUS)
         return WatchState(
             at_s, self.names[most], {name: values[most].tolist() for name, values in self.was.items()}, growth
@@ -126,20 +131,24 @@ def decide(state: WatchState | None, round_: Round, rules: WatchRules = RULES) -
         return state, []
     frame = _Frame(round_, state, rules.silence_s)
     jobs = {name: round_.jobs[name].to_pylist() for name in round_.jobs.column_names}
-    _observe(frame, round_, jobs, rules)
+    is_own = np.array(jobs["start_s"], dtype=np.float64)[frame.job] + SETTLE_S <= round_.at_s - round_.span_s
+    _observe(frame, round_, jobs, rules, is_own)
     judge = _Judge(frame, round_, jobs, rules)
-    growth, full = _memory(frame, round_, jobs, state.growth)
-    memory = judge.full(full)
-    found = [*judge.idle_or_unused(), *judge.hangs(), *judge.slowed(), *judge.events(), *memory, *judge.by_job()]
+    used, total = frame.now["hbm_used_mib"], frame.now["hbm_total_mib"]
+    memory = GpuMemory(frame.keys, frame.job, used, total, is_own & (frame.samples > 0))
+    growth, full = growing(memory, jobs, round_.at_s, state.growth)
+    found = [
+        *judge.idle_or_unused(), *judge.hangs(), *judge.slowed(), *judge.events(), *judge.full(full), *judge.by_job()
+    ]  # fmt: skip
     return frame.kept(round_.at_s, growth), sorted(found, key=lambda finding: (finding.job_id, finding.kind))
 
 
-def _observe(frame: _Frame, round_: Round, jobs: Mapping[str, Sequence[Any]], rules: WatchRules) -> None:
-    """Bring the columns of the state up to date."""
+def _observe(
+    frame: _Frame, round_: Round, jobs: Mapping[str, Sequence[Any]], rules: WatchRules, is_own: _Flags
+) -> None:
+    """Bring the columns of the state up to date. is_own: flags of the GPUs whose samples are of their job's time."""
     was, now, at_s, span_s = frame.was, frame.now, float(round_.at_s), float(round_.span_s)
-    start_s = np.array(jobs["start_s"], dtype=np.float64)[frame.job]
     activity = _activity(now)
-    is_own = start_s + SETTLE_S <= at_s - span_s
     is_known = (frame.samples > 0) & ~np.isnan(activity) & is_own
     is_cut = (was["seen_s"] < 0) | (at_s - span_s - was["seen_s"] > rules.silence_s)
     for kind in _SPANS:
@@ -186,6 +195,7 @@ def _note_events(name: str, frame: _Frame, is_own: _Flags, at_s: float) -> None:
     else:
         changed &= value > was[name]
     was[f"{name}_s"] = np.where(changed & is_own, at_s, was[f"{name}_s"])
+    was[f"{name}_met"] = np.where(changed & is_own, value, was[f"{name}_met"])
     was[name] = np.where(np.isnan(value), was[name], value)
 
 
@@ -247,14 +257,14 @@ class _Judge:
         return found
 
     def hangs(self) -> list[WatchFinding]:
-        """Jobs whose GPUs in use, two or more, all wait: a single GPU has nobody to wait for."""
+        """Jobs whose GPUs in use, two or more, all wait: a single GPU has nobody to wait for. All GPUs must be seen."""
         found = []
         was = self.frame.was
         for job, rows in self._with(was["hang_since_s"] >= 0):
             waiting = [row for row in rows if was["hang_since_s"][row] >= 0]
             others = [row for row in rows if was["hang_since_s"][row] < 0 and was["active"][row] > 0]
-            if len(waiting) >= 2 and not others:
-                found += self._lasting("hang", job, waiting, self.rules.hang_s)
+            if len(waiting) >= 2 and not others and len(rows) == self.jobs["gpu_count"][job]:
+                found += self._lasting("hang", job, waiting, self.rules.hang_s, seen=rows)
         return found
 
     def slowed(self) -> list[WatchFinding]:
@@ -271,7 +281,7 @@ class _Judge:
         """XIDs and uncorrected errors in the job's time, and GPUs that have no spare rows left."""
         found = []
         for name, kind in _EVENTS.items():
-            time_s, value = self.frame.was[f"{name}_s"], self.frame.was[name]
+            time_s, value = self.frame.was[f"{name}_s"], self.frame.was[f"{name}_met"]
             for job, rows in self._with(time_s >= 0):
                 hit = [row for row in rows if time_s[row] >= 0]
                 last_s = int(max(time_s[row] for row in hit))
@@ -308,22 +318,26 @@ class _Judge:
         """Jobs with a flagged GPU, and all rows of each that are judged."""
         return [(job, self.rows[job]) for job in np.unique(self.frame.job[flags]).tolist() if job in self.rows]
 
-    def _lasting(self, kind: Kind, job: int, rows: Sequence[int], least_s: int, span: str = "") -> list[WatchFinding]:
+    def _lasting(
+        self, kind: Kind, job: int, rows: Sequence[int], least_s: int, span: str = "", seen: Sequence[int] = ()
+    ) -> list[WatchFinding]:
+        """Return the finding once it has lasted. seen: GPUs that also have to be seen until its end."""
         was = self.frame.was
         since_s = max(was[f"{span or kind}_since_s"][row] for row in rows)
-        until_s = min(was["seen_s"][row] for row in rows)
+        until_s = min(was["seen_s"][row] for row in seen or rows)
         if until_s - since_s < least_s:
             return []
         # A GPU that rests for longer than the last one may have been seen before since_s alone.
         own = ((was[f"{span or kind}_known_s"][row], since_s - was[f"{span or kind}_since_s"][row]) for row in rows)
-        known_s = sum(min(max(known - before, 0.0), until_s - since_s) for known, before in own)
-        coverage = known_s / (len(rows) * (until_s - since_s))
-        return [self._finding(kind, job, rows, int(since_s), int(until_s), min(coverage, 1.0), {})]
+        coverage = min(known - before for known, before in own) / (until_s - since_s)
+        share = min(max(coverage, 0.0), 1.0)
+        return [self._finding(kind, job, rows, int(since_s), int(until_s), share, {}, seen or rows)]
 
     def _finding(
         self, kind: Kind, job: int, rows: Sequence[int], since_s: int, until_s: int, coverage: float,
-        numbers: Mapping[str, Any],
+        numbers: Mapping[str, Any], judged: Sequence[int] = (),
     ) -> WatchFinding:  # fmt: skip
+        """judged: GPUs whose use is part of the finding, so that a counter that one of them lacks makes it suspect."""
         names = [":".join(self.frame.names[row].split(" ")[1:]) for row in rows]
         evidence = {"gpus": names[:16], "gpu_count": len(rows), "of_gpus": self.jobs["gpu_count"][job], **numbers}
         for name in ("hbm_used_mib", "power_w", "gpu_util_pct") if kind in ("idle", "unused_gpus", "hang") else ():
@@ -332,53 +346,15 @@ class _Judge:
                 evidence[name] = round(float(max(known)), 1)
         row = {name: values[job] for name, values in self.jobs.items()}
         says = said_of(kind, row, evidence, since_s, until_s, self.round.at_s)
-        is_frozen = any(self.frame.was["same"][row] >= FROZEN for row in rows)
+        is_frozen = any(self.frame.was["same"][row] >= FROZEN for row in judged or rows)
+        is_suspect = is_frozen or any(map(self._lacks, judged))
         coverage = round(float(coverage), 4)
-        return WatchFinding(
-            row["job_id"], row["start_s"], kind, since_s, until_s, coverage, evidence, says, is_suspect=is_frozen
-        )
+        return WatchFinding(row["job_id"], row["start_s"], kind, since_s, until_s, coverage, evidence, says, is_suspect)
 
-
-def _memory(
-    frame: _Frame, round_: Round, jobs: Mapping[str, Sequence[Any]], before: Mapping[str, list[tuple[float, float]]]
-) -> tuple[dict[str, list[tuple[float, float]]], list[tuple[int, dict[str, Any]]]]:
-    """Note the memory of the fullest GPU of jobs that use most of theirs; return it, and jobs that will run out of it.
-
-    The law of growth is that of almanac-restart (advisor/memory/restart.py), which restarts no job that is not sure to
-    run out.
-    """
-    used, total = frame.now["hbm_used_mib"], frame.now["hbm_total_mib"]
-    full = np.where(used <= total, used / total, np.nan)
-    rows = np.flatnonzero((full >= GROWING_SHARE) & (frame.samples > 0))
-    fullest = {int(frame.job[row]): int(row) for row in rows[np.argsort(full[rows])].tolist()}
-    growth: dict[str, list[tuple[float, float]]] = {
-        key: before[key] for job, key in enumerate(frame.keys) if key in before and job not in fullest
-    }
-    found, fitted = list[tuple[int, dict[str, Any]]](), 0
-    for job in sorted(fullest, key=lambda each: -full[fullest[each]])[:MOST_GROWING]:
-        start_s, row = jobs["start_s"][job], fullest[job]
-        if round_.at_s - round_.span_s < start_s + SETTLE_S:
-            continue
-        points = _thinned([*before.get(frame.keys[job], ()), (float(round_.at_s - start_s), float(used[row]))])
-        growth[frame.keys[job]] = points
-        if full[row] < FITTED_SHARE or points[-1][1] <= points[len(points) // 2][1] or fitted >= MOST_FITTED:
-            continue
-        fitted += 1
-        end_s = jobs["limit_end_s"][job]
-        watch = GrowthWatch(float(total[row]), ExpectedEnd(limit_s=end_s - start_s if end_s is not None else None))
-        full_s = [watch.observe(*point) for point in points][-1]
-        if full_s is not None:
-            numbers = {"full_s": int(start_s + full_s), "of_mib": float(total[row]), "used_mib": float(used[row])}
-            found.append((row, numbers))
-    return growth, found
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points; past MOST_POINTS, of each two neighbors the higher one, but for the newest."""
-    if len(points) <= MOST_POINTS:
-        return points
-    pairs = zip(points[:-1:2], points[1:-1:2], strict=False)
-    return [*(max(pair, key=lambda point: point[1]) for pair in pairs), points[-1]]
+    def _lacks(self, row: int) -> bool:
+        """Return True if a GPU has no power now, or no GPU_UTIL, which exporters do not give for MIG slices."""
+        now, is_slice = self.frame.now, ":" in self.frame.names[row].rpartition(" ")[2]
+        return bool(np.isnan(now["power_w"][row]) or (np.isnan(now["gpu_util_pct"][row]) and not is_slice))
 
 
 def _lists(table: pa.Table, *names: str) -> list[list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from almanac.atomic import make_folders, write_atomically
 from almanac.errors import AlmanacError, ServerError
 from almanac.files import read_plain
 from almanac.names import is_family, name_key
+from slurm.hostlist import fold
+from slurm.nodes import node_shapes
 from slurm.running import read_running_text
-from telemetry.attribution.allocations import JobRun, attribute, match_hosts, parse_hosts
+from telemetry.attribution.allocations import Attribution, JobRun, attribute, match_hosts, parse_hosts
 from telemetry.attribution.seen_units import Binding, Inventory, Unit, days_of
 from telemetry.history import load_history
 from telemetry.site import Site
@@ -31,6 +33,8 @@ _MOST_BYTES = 256 << 20
 _LATE_S = 300
 """Records of a prolog are this much older than the start that slurmctld states (attribution/allocations.py)."""
 Rows = Sequence[Mapping[str, Any]]
+_Unit = tuple[str, int, str]
+"""Host, GPU, and MIG instance."""
 
 
 class LiveWatch:
@@ -61,12 +65,17 @@ class LiveWatch:
 
     def _read(self) -> WatchState:
         try:
-            return msgspec.json.decode(read_plain(self._path, _MOST_BYTES), type=WatchState)
+            state = msgspec.json.decode(read_plain(self._path, _MOST_BYTES), type=WatchState)
         except FileNotFoundError:
             return WatchState()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self.notes.append(f"{self._path} cannot be read ({type(error).__name__}): the watch begins again")
-            return WatchState()
+            why = f"cannot be read ({type(error).__name__})"
+        else:
+            if state.is_whole:
+                return state
+            why = "is of another release"
+        self.notes.append(f"{self._path} {why}: the watch begins again")
+        return WatchState()
 
     def _round(self, servers: Sequence[Any], at_s: int, span_s: int) -> Round:
         rows, unreadable = read_running_text(self._site.commands)
@@ -84,28 +93,35 @@ class LiveWatch:
                 faults.append(str(error))
         self.notes += faults
         unknown = "no Prometheus is configured" if not servers else "; ".join(faults) if not tables else ""
-        gpus = self._gpus(rows, hosts, joined(tables), at_s, span_s) if tables else GPUS.empty_table()
+        gpus = self._gpus(rows, hosts, joined(tables), at_s) if tables else GPUS.empty_table()
         chances = self._chances(rows, at_s)
         for number, row in enumerate(rows):
             used, limit = memory.get(row["job_id"], (None, None))
+            serves = any(host.lower() in serving for host in hosts[number])
             row |= {
-                "is_serving": any(host.lower() in serving for host in hosts[number]), "host_used_mib": used,
+                # A server that did not answer, or a node list that cannot be read, may hide an inference server.
+                "is_serving": None if not serves and (faults or not hosts[number]) else serves, "host_used_mib": used,
                 "host_limit_mib": limit, "over_limit_prob": chances.get(row["job_id"]),
             }  # fmt: skip
         return Round(at_s, span_s, pa.Table.from_pylist(list(rows), JOBS), gpus, unknown)
 
-    def _gpus(
-        self, rows: Rows, hosts: Sequence[tuple[str, ...]], counters: pa.Table, at_s: int, span_s: int
-    ) -> pa.Table:
-        """The rows of GPUS: the counters of each GPU that belongs to a job, by the rules of ended jobs."""
-        nodes = match_hosts(
-            {str(host) for host in counters["host"].to_pylist()}, {host for each in hosts for host in each}
-        ).nodes
+    def _gpus(self, rows: Rows, hosts: Sequence[tuple[str, ...]], counters: pa.Table, at_s: int) -> pa.Table:
+        """The rows of GPUS: the counters of each GPU that belongs to a job, by the rules of ended jobs.
+
+        Without those that Slurm contradicts: of a host under two names, and of a GPU whose label names another job.
+        """
+        seen = {str(host) for host in counters["host"].to_pylist()}
+        nodes = match_hosts(seen, {host for each in hosts for host in each}).nodes
+        names = Counter(nodes.get(host, host) for host in seen)
+        if doubled := sorted(node for node, number in names.items() if number > 1):
+            self.notes.append(f"nodes that counters show under several names, which are not judged: {fold(doubled)}")
         columns = (counters[name].to_pylist() for name in ("host", "gpu", "mig", "uuid", "job_label"))
         places, labeled = dict[tuple[str, Unit], int](), defaultdict[int, set[tuple[str, int, str]]](set)
         units, named = defaultdict[str, set[Unit]](set), defaultdict[str, set[tuple[str, Unit]]](set)
         for place, (host, gpu, mig, uuid, label) in enumerate(zip(*columns, strict=True)):
             node = nodes.get(host, host)
+            if names[node] > 1:
+                continue
             places[node, (gpu, mig)] = place
             units[node].add((gpu, mig))
             if uuid:
@@ -122,12 +138,19 @@ class LiveWatch:
             JobRun(row["job_id"], row["submit_s"], at_s - 1, at_s, row["gpu_count"], each)
             for row, each in zip(rows, hosts, strict=True)
         ]
+        if not self._site.config.bindings.use_labels:
+            labeled.clear()
         by_label = {number: labeled.get(row["job_id"], ()) for number, row in enumerate(rows)}
-        use_labels = self._site.config.bindings.use_labels
-        found = attribute(runs, inventory, by_label if use_labels else {}, self._bindings(rows, at_s)).allocations
+        shapes = node_shapes(self._site.commands)
+        sizes = {node: shape.gpus for node, shape in shapes.items() if shape.gpus is not None}
+        records = self._bindings(rows, at_s)
+        owners = _owners(attribute(runs, inventory, by_label, records, sizes))
+        if labeled:
+            by_slurm = _owners(attribute(runs, inventory, {}, records, sizes))
+            owners = _agreed(owners, by_slurm, {unit: job for job, units in labeled.items() for unit in units}, rows)
         owned = [
             (job, host, f"{gpu}:{mig}" if mig else str(gpu), places[host, (gpu, mig)])
-            for job, host, gpu, mig in zip(*(found[name].to_pylist() for name in found.column_names[:4]), strict=True)
+            for (host, gpu, mig), job in owners.items()
         ]
         return _gpu_table(owned, counters)
 
@@ -175,6 +198,33 @@ class LiveWatch:
 LEAST_RUNS = 3
 """Runs of a family, as long as the job has run, before its end is predicted."""
 _NEAR_LIMIT_S = 60
+
+
+def _owners(found: Attribution) -> dict[_Unit, int]:
+    """Return the row of the job of each unit."""
+    job, *unit = (found.allocations[name].to_pylist() for name in found.allocations.column_names[:4])
+    return dict(zip(zip(*unit, strict=True), job, strict=True))
+
+
+def _agreed(
+    owners: Mapping[_Unit, int], by_slurm: Mapping[_Unit, int], labels: Mapping[_Unit, int], rows: Rows
+) -> dict[_Unit, int]:
+    """Return the owners without the jobs of whose GPUs the exporter's labels and Slurm's records say different things.
+
+    owners: by labels first. by_slurm: without labels. labels: the job_id of each unit's label.
+    """
+    own, recorded = defaultdict[int, set[_Unit]](set), defaultdict[int, set[_Unit]](set)
+    for found, units in ((owners, own), (by_slurm, recorded)):
+        for unit, row in found.items():
+            units[row].add(unit)
+    doubted = {row for row in own.keys() & recorded.keys() if own[row] != recorded[row]}
+    for unit in owners.keys() & by_slurm.keys():
+        if owners[unit] != by_slurm[unit]:
+            doubted |= {owners[unit], by_slurm[unit]}
+    return {
+        unit: row for unit, row in owners.items()
+        if row not in doubted and labels.get(unit, rows[row]["job_id"]) == rows[row]["job_id"]
+    }  # fmt: skip
 
 
 def _gpu_table(owned: Iterable[tuple[int, str, str, int]], counters: pa.Table) -> pa.Table:

@@ -36,7 +36,8 @@ JOBS = pa.schema(
         column("is_interactive", _FLAG, "a person works in it: salloc, srun, or Open OnDemand", nullable=False),
         column("is_shared", _FLAG, "its GPUs are MIG slices, MPS, or shards", nullable=False),
         column("comment", _TEXT, "what --comment says; null: it cannot be read"),
-        column("is_serving", _FLAG, "an inference server's metrics come from its nodes", nullable=False),
+        column("het_job_id", _INT, "of the heterogeneous job that it is a part of; null: of none"),
+        column("is_serving", _FLAG, "an inference server's metrics come from its nodes; null: not known"),
         column("over_limit_prob", _REAL, "chance that it needs more time than its limit; null: not known"),
         column("host_used_mib", _REAL, "host memory of its fullest node, by a cgroup exporter; null: not known"),
         column("host_limit_mib", _REAL, "limit of that node's cgroup; null: not known"),
@@ -90,8 +91,9 @@ class WatchFinding:
     """One thing to know about one running job.
 
     since_s, until_s: from the first to the last sample that shows it; a hole in the samples does not prolong it.
-    coverage: share of that time with samples of all GPUs. evidence: numbers, and names of GPUs. says: what to do.
-    is_suspect: a counter behind it can be wrong now, so that nothing is done about it but to say so.
+    coverage: share of that time with samples, of the GPU that has the fewest. evidence: numbers, and names of GPUs.
+    says: what to do. is_suspect: a counter behind it can be wrong or is missing now, so that nothing is done about it
+    but to say so.
     """
 
     job_id: int

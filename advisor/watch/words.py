@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from advisor.watch.round import Kind
-from almanac.units import format_duration, format_gib, format_moment
+from almanac.units import format_duration, format_gib, format_job_id, format_moment
 
 Row = Mapping[str, Any]
 
@@ -29,8 +29,8 @@ def _count(evidence: Row) -> str:
 def _idle(job: Row, evidence: Row, took: str, at_s: int) -> str:
     held = f", and hold up to {format_gib(evidence['hbm_used_mib'])}" if evidence.get("hbm_used_mib", 0) > 1024 else ""
     return (
-        f"if it waits for nothing, end it: scancel {job['job_id']}. {_count(evidence)} idle for {took}{held}. A server "
-        "says so with --comment=almanac:serving"
+        f"if it waits for nothing, end it: scancel {format_job_id(job)}. {_count(evidence)} idle for {took}{held}. "
+        "A server says so with --comment=almanac:serving"
     )
 
 
@@ -73,7 +73,7 @@ def _host_memory(job: Row, evidence: Row, took: str, at_s: int) -> str:
 
 
 def _limit(job: Row, evidence: Row, took: str, at_s: int) -> str:
-    command = f"scontrol update jobid={job['job_id']} timelimit=+60"
+    command = f"scontrol update jobid={format_job_id(job)} timelimit=+60"
     return (
         f"save a checkpoint before {format_moment(job['limit_end_s'])}, or ask the operators for more time: only they "
         f"can run {command}. Jobs like it need more than the time that is left"

@@ -18,6 +18,7 @@ from almanac.published.files import TEXT_BYTES, PublishedKind, is_of_future
 from almanac.units import format_job_id
 
 if TYPE_CHECKING:
+    from advisor.watch.actions import PastStep, Run
     from advisor.watch.round import Round, WatchFinding
     from almanac.published.outgoing import Outgoing, Uids
 
@@ -33,7 +34,8 @@ class LiveJob:
     job: the id as Slurm shows it. gpu_util_pct: mean. hbm_used_mib, hbm_total_mib: of the fullest GPU. gpus_seen: GPUs
     with samples. idle_gpus, idle_s: GPUs that are idle or were never used, and for how long. kinds: what the watch
     found ("idle", "hang", and others of docs/watch.md), the gravest first. says: what to do about the first.
-    cancel_s: when almanac cancels the job at the earliest, as its owner was warned; None: no warning holds.
+    cancel_s: when almanac cancels the job at the earliest, as its owner was warned; None: no warning is about what it
+    does now.
     """
 
     job_id: int
@@ -71,12 +73,9 @@ _IDLE = ("idle", "unused_gpus")
 
 
 def live_jobs(
-    round_: Round, findings: Iterable[WatchFinding], cancels: Mapping[tuple[int, int, int], int] = MappingProxyType({})
+    round_: Round, findings: Iterable[WatchFinding], past: Mapping[Run, Sequence[PastStep]] = MappingProxyType({})
 ) -> list[LiveJob]:
-    """Return the running jobs of a round with what was found about them, by start.
-
-    cancels: the time that the last warning named, by number, submission, and restarts.
-    """
+    """Return the running jobs of a round with what was found about them, by start. past: steps of the watch."""
     found: dict[int, list[WatchFinding]] = {}
     for finding in findings:
         found.setdefault(finding.job_id, []).append(finding)
@@ -86,7 +85,7 @@ def live_jobs(
         if samples:
             of_job.setdefault(job, []).append((util, used, total))
     jobs = [
-        _live(row, of_job.get(number, ()), found.get(row["job_id"], ()), cancels)
+        _live(row, of_job.get(number, ()), found.get(row["job_id"], ()), past)
         for number, row in enumerate(round_.jobs.to_pylist())
     ]
     return sorted(jobs, key=lambda job: (job.start_s, job.job_id))
@@ -96,12 +95,17 @@ def _live(
     row: Mapping[str, Any],
     gpus: Sequence[tuple[float, float, float]],
     findings: Iterable[WatchFinding],
-    cancels: Mapping[tuple[int, int, int], int],
+    past: Mapping[Run, Sequence[PastStep]],
 ) -> LiveJob:
+    from advisor.watch.actions import run_of, warnings_of
+
     rank = {kind: place for place, kind in enumerate((*_GRAVEST, *_IDLE))}
     ordered = sorted(findings, key=lambda each: rank.get(each.kind, len(rank)))
     idle = [each for each in ordered if each.kind in _IDLE]
-    hung = any(each.kind == "hang" for each in ordered)
+    promised = [
+        max(step.cancel_s for step in warned)
+        for each in ordered if (warned := warnings_of(each, past.get(run_of(row), ())))
+    ]  # fmt: skip
     utils = [util for util, _, _ in gpus if not math.isnan(util)]
     used, total = max(((used, total) for _, used, total in gpus if used >= 0), default=(math.nan, math.nan))
     return LiveJob(
@@ -121,7 +125,7 @@ def _live(
         idle_s=max((each.until_s - each.since_s for each in idle), default=0),
         kinds=tuple(dict.fromkeys(each.kind for each in ordered)),
         says=ordered[0].says[:_WORDS] if ordered else "",
-        cancel_s=cancels.get((row["job_id"], row["submit_s"], row["restarts"])) if idle or hung else None,
+        cancel_s=min(promised, default=None),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
-from advisor.watch.actions import DueStep, PastStep, Run, Step, due_steps, reader_of, why_not_cancel
+from advisor.watch.actions import DueStep, PastStep, Run, Step, due_steps, reader_of, rows_of, why_not_cancel
 from advisor.watch.round import Kind, Round, WatchFinding
 from almanac.actions_config import WatchSection
 from almanac.errors import AlmanacError
@@ -22,7 +22,7 @@ from slurm_hooks.jobs.log import JobLine
 
 RECORD_DAYS = 4
 """Days of the record that decide: no job is idle and kept for longer."""
-_MAILS = frozenset({"message", "warn", "warned", "operators"})
+_STEPS = frozenset({"message", "warn", "warned", "operators", "cancel"})
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class WatchChange(JobChange):
 
 
 def past_steps(lines: Iterable[JobLine]) -> dict[Run, list[PastStep]]:
-    """Return the mails about each run, oldest first. lines: oldest first."""
+    """Return the mails about each run, and its cancels, oldest first. lines: oldest first."""
     found: dict[Run, list[PastStep]] = {}
     for line in lines:
         own = found.setdefault((line.job_id, line.submit_s, line.restarts), [])
-        if line.what in _MAILS:
+        if line.what in _STEPS:
             own.append(PastStep(cast(Step, line.what), cast(Kind, line.finding), line.time_s, line.cancel_s))
     return found
 
@@ -112,11 +112,12 @@ class WatchEngine(JobEngine):
         self.sleep(1.0)  # a round of the same second shows nothing new
         round_, findings = self.look_again()
         found = {(each.job_id, each.start_s, each.kind): each for each in findings}
-        jobs = self.jobs([each.job.job_id for each in changes])
+        numbers = [each.job.job_id for each in changes]
+        jobs, rows = self.jobs(numbers), rows_of(round_.jobs, numbers)
         kept = []
         for each in changes:
             job, key = jobs.get(each.job.job_id), (each.job.job_id, each.job.start_s or 0, each.step.finding.kind)
-            why_not = self._why_not(each, job, found.get(key), round_)
+            why_not = self._why_not(each, job, found.get(key), rows.get(each.job.job_id), round_)
             if job is None or why_not:
                 self.outcome.changed += 1
                 self.outcome.say(f"{each.job.address} is not cancelled: {why_not}")
@@ -124,9 +125,17 @@ class WatchEngine(JobEngine):
                 kept.append(WatchChange(job, each.line, each.step))
         return kept
 
-    def _why_not(self, each: WatchChange, job: QueuedJob | None, found: WatchFinding | None, round_: Round) -> str:
-        seen, row = each.job, each.step.job
-        if job is None or not job.is_running:
+    def _why_not(
+        self,
+        each: WatchChange,
+        job: QueuedJob | None,
+        found: WatchFinding | None,
+        row: Mapping[str, Any] | None,
+        round_: Round,
+    ) -> str:
+        """Return why the job is not cancelled after all. row: its row of the round of the second look."""
+        seen = each.job
+        if job is None or row is None or not job.is_running:
             return "it does not run any more"
         if any(getattr(job, name) != getattr(seen, name) for name in ("submit_s", "restarts", "start_s", "user")):
             return "this is another run"
@@ -169,12 +178,6 @@ class WatchEngine(JobEngine):
                 return
             if open_:
                 self.sleep(1.0)
-
-
-def promised_cancels(lines: Iterable[JobLine]) -> dict[Run, int]:
-    """Return the time that the last warning of each run named. lines: oldest first."""
-    steps = past_steps(lines).items()
-    return {run: own[-1].cancel_s for run, past in steps if (own := [each for each in past if each.what == "warned"])}
 
 
 def _is_same(job: QueuedJob, each: JobChange) -> bool:

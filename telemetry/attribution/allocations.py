@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -112,13 +113,14 @@ def attribute(
     inventory: Inventory,
     labeled: Mapping[int, Iterable[tuple[str, int, str]]],
     bindings: Sequence[Binding],
+    sizes: Mapping[str, int] | None = None,
 ) -> Attribution:
     """Allocations of every job whose GPUs are known.
 
     labeled: units (host, gpu, mig) that carry the job's own label on its own hosts and in its own time
-    (`shared_jobs` says for which jobs it is looked at).
+    (`shared_jobs` says for which jobs it is looked at). sizes: as `shared_jobs` takes them.
     """
-    shared = set(shared_jobs(jobs, inventory))
+    shared = set(shared_jobs(jobs, inventory, sizes))
     result = Attribution(ALLOCATIONS.empty_table())
     records = _records_by_job(jobs, inventory, bindings) if shared else {}
     allocations: _Allocations = {}
@@ -141,11 +143,12 @@ def attribute(
     return result
 
 
-def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
+def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory, sizes: Mapping[str, int] | None = None) -> list[int]:
     """Places of the jobs that cannot be told to own every GPU of their nodes.
 
     A job owns its nodes where its GPUs are as many as those of all its nodes (hosts without telemetry are taken to
-    be as large as the largest seen), and no other job with GPUs was there at any time of it.
+    be as large as the largest seen), and no other job with GPUs was there at any time of it. sizes: GPUs of each host
+    by Slurm, where they are known of all of this time: no job owns all GPUs of another host.
     """
     largest: dict[tuple[str, int], int] = defaultdict(int)
     for job in jobs:
@@ -156,13 +159,16 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory) -> list[int]:
     crowded = _crowded(jobs)
     found = []
     for number, job in enumerate(jobs):
-        sizes = [
+        seen = [
             _size(
                 inventory.of(host, job.start_s, job.end_s), max(largest.get(place, 0) for place in _places(job, host))
             )
             for host in job.hosts
         ]
-        needed = sum(size or max(sizes) for size in sizes)
+        needed = sum(size or max(seen) for size in seen)
+        if sizes is not None:
+            by_slurm = [sizes.get(host, sys.maxsize) for host in job.hosts]
+            needed = sum(map(max, seen, by_slurm))
         if job.hosts and (number in crowded or job.gpu_count < needed):
             found.append(number)
     return found

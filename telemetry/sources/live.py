@@ -66,8 +66,10 @@ class LiveSource(PrometheusSource):
                 take(metric, "max_over_time" if column in HIGHEST else latest, metric)
         if changing:
             take(CHANGES, "changes", *changing, over_s=span_s + BEFORE_S)
-        for metric in present[:1]:
-            take(SAMPLES, "count_over_time", metric)
+        # Exporters give GPU_UTIL of whole GPUs only, not of MIG slices.
+        used = [each for each in present if each.counter.column in ("gpu_util_pct", "gr_engine_active_frac")]
+        if present:
+            take(SAMPLES, "count_over_time", *(used or present[:1]))
         if present and exporter.job_metric and not exporter.job_flag:
             selector = queries.matching(exporter.job_metric) + _over(span_s)
             pivot.add_jobs(self._vector(f"max by ({self._labels}) (last_over_time({selector}))", at_s))

@@ -10,6 +10,10 @@ from slurm.queue import read_running
 from slurm.running import read_running_text
 
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
+SAME = (
+    "submit_s", "restarts", "user", "account", "partition", "node_count", "gpu_count", "start_s", "het_job_id",
+    "array_job_id", "array_task_id",
+)  # fmt: skip
 NAMES = ("plain", "two\nlines", "1234567         1795877270      0", "ünïcödé", "x" * 300)
 
 
@@ -17,6 +21,8 @@ def test_text_and_json_of_running_jobs_agree(site: Site) -> None:
     options = ("--gpus=1", "-o", "/dev/null", "--time=10")
     script = "#!/bin/sh\nsleep 300\n"
     jobs = [site.sbatch("alice", *options, "-J", name, f"--comment={name}", script=script) for name in NAMES]
+    jobs.append(site.sbatch("alice", "--gpus=1", "-o", "/dev/null", "--time=10", ":", "--gpus=1", script=script))
+    jobs.append(site.sbatch("alice", *options, "--array=7", script=script))
     for job in jobs:
         site.wait_for(job, "RUNNING")
     commands = SiteCommands(site)
@@ -26,11 +32,14 @@ def test_text_and_json_of_running_jobs_agree(site: Site) -> None:
         assert unreadable == 0
         for job in read_running(commands, "").jobs:
             row = shown[job.job_id]
-            for name in ("submit_s", "restarts", "user", "account", "partition", "node_count", "gpu_count", "start_s"):
+            for name in SAME:
                 assert row[name] == getattr(job, name), name
             assert row["limit_end_s"] == row["start_s"] + 600
             assert (row["is_interactive"], row["is_shared"]) == (not job.is_batch, False)
             assert row["name"].strip() == job.name.encode()[:128].decode().strip()
-        assert {row["comment"][:20] for row in shown.values()} >= {name[:20].strip() for name in NAMES}
+        assert len(shown) == len(NAMES) + 3
+        assert sum(row["het_job_id"] is not None for row in shown.values()) == 2
+        comments = {row["comment"] for row in shown.values()}
+        assert comments == {*(name.strip() for name in NAMES[:-1]), "", None}, "a comment that may be cut is not read"
     finally:
         site.run("ctl", "root", "scancel", *map(str, jobs))

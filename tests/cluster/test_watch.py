@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from lab import SlurmLab
 from processes import wait_until
 from site_commands import SiteCommands
@@ -24,11 +25,14 @@ from advisor.watch.round import GPUS, JOBS, Round, WatchFinding
 from cli.app import App
 from cli.job_changes import carry_out
 from cli.job_planners import watch_planner
+from cli.health import command as health
 from cli.watch import command
 from slurm.backend import CommandBackend
 from slurm.commands import SlurmCommands
+from slurm.nodes import read_nodes
 from slurm.queue import read_running
 from slurm_hooks.jobs.engine import JobOutcome
+from telemetry.store.schema import JOBS as STORED_JOBS
 from telemetry.store.store import Store
 
 sys.path.append(str(REPOSITORY / "tests/reports/mail"))
@@ -147,6 +151,49 @@ def test_only_jobs_of_named_partitions_and_batch_jobs_are_warned(site: Site, alm
         almanac(later_s)
     assert site.job(job)["JobState"] == "RUNNING"
     assert {subject for _, subject in almanac.mails()} == {f"Job {job}: idle"}
+
+
+def test_parts_of_a_heterogeneous_job_are_not_cancelled(site: Site, almanac: Almanac) -> None:
+    whole = almanac.submit("-n1", "--mem=100", ":", "-n1", "--mem=100")
+    for later_s in (1800, 5400, 9000, 12600):
+        outcome = almanac(later_s)
+        assert outcome is not None and not outcome.cancelled
+    assert site.job(whole)["JobState"] == "RUNNING"
+    assert not any("will be cancelled" in subject for _, subject in almanac.mails())
+
+
+def test_the_command_that_almanac_health_proposes_drains_the_node(site: Site, tmp_path: Path) -> None:
+    """A record in which n1 ends every second job of a month, and the other nodes none."""
+    now_s, rows = int(time.time()), []
+    for day in range(30):
+        for number in range(1, 5):
+            start_s, is_bad = now_s - (30 - day) * 24 * HOUR_S, number == 1 and day % 2 == 0
+            rows.append({
+                "job_id": 10 * day + number, "submit_s": start_s - 60, "start_s": start_s, "user": "ann",
+                "end_s": start_s + (1 if is_bad else 20) * HOUR_S, "gpu_count": 4, "node_count": 1,
+                "node_list": f"n{number}", "state": "NODE_FAIL" if is_bad else "COMPLETED",
+            })  # fmt: skip
+    commands = SiteCommands(site)
+    Store.create(tmp_path / "store").of("lab").write("jobs", pa.Table.from_pylist(rows, STORED_JOBS))
+    (tmp_path / "almanac.toml").write_text("")
+    app = App(str(tmp_path / "almanac.toml"), str(tmp_path / "store"), "lab", run=commands)
+    shown = CliRunner().invoke(health, ["--json"], obj=app, catch_exceptions=False)
+    (lemon,) = json.loads(shown.stdout)["lemons"]
+    said = CliRunner().invoke(health, [], obj=app, catch_exceptions=False).stdout
+    assert f"look at n1: {lemon['drain']}" in " ".join(said.split())
+    (node,) = read_nodes(commands, ["n1"])
+    assert "DRAIN" not in node.states
+    try:
+        site.run("ctl", "root", "sh", "-c", lemon["drain"])
+        (node,) = read_nodes(commands, ["n1"])
+        assert "DRAIN" in node.states and node.reason.startswith("almanac: 15 failures")
+        job = site.sbatch("alice", "-n", "1", "-t", "5", "-w", "n1", script=SLEEP)
+        wait_until("the reason", lambda: "NODES" in site.job(job).get("Reason", "").upper(), 30)
+        assert site.job(job)["JobState"] == "PENDING"
+        site.run("ctl", "root", "scancel", str(job))
+    finally:
+        site.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume", check=False)
+    wait_until("n1 in service", lambda: "DRAIN" not in read_nodes(commands, ["n1"])[0].states, 30)
 
 
 @pytest.fixture

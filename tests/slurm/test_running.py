@@ -29,6 +29,7 @@ def test_record_becomes_a_row() -> None:
         "job_id": 5, "submit_s": 1795877270, "restarts": 0, "array_job_id": 2, "array_task_id": 1, "user": "alice",
         "account": "ml", "partition": "all", "name": "train", "node_list": "n1", "node_count": 1, "gpu_count": 2,
         "start_s": 1795877271, "limit_end_s": 1795880871, "is_interactive": False, "is_shared": False, "comment": "",
+        "het_job_id": None,
     }  # fmt: skip
 
 
@@ -71,12 +72,27 @@ def test_gpus_are_those_of_the_allocation(tres: str, gpus: int, is_shared: bool)
 
 def test_missing_is_not_zero() -> None:
     assert read(Name=b"bad\xffname")["name"] is None
-    assert read(Comment="é" * 200)["comment"] == "é" * 128
+    assert read(Comment=b"bad\xff")["comment"] is None
     assert read(NodeList="n[" + "1," * 600 + "2]")["node_list"] is None
     assert read(TimeLimit="UNLIMITED", EndTime="N/A")["limit_end_s"] is None
     assert read(BatchFlag="0", ArrayTaskID="N/A")["is_interactive"]
     assert parse_running(squeue_record(tres_alloc="cpu=4,mem=1G,node=1")) == ([], 0)
     assert parse_running(squeue_record(StartTime="N/A") + squeue_record()) == ([read()], 1)
+
+
+def test_a_text_that_may_be_cut_is_not_read() -> None:
+    """A comment could lose almanac:keep, and TRES their GPUs."""
+    assert read(Comment="x" * 255)["comment"] == "x" * 255
+    for comment in ("x" * 256, "é" * 200, "x" * 250 + " almanac:keep"):
+        assert read(Comment=comment)["comment"] is None
+    tres = "cpu=1,gres/gpu=1,license/"
+    assert read(tres_alloc=tres.ljust(255, "x"))["gpu_count"] == 1
+    assert parse_running(squeue_record(tres_alloc=tres.ljust(256, "x")) + squeue_record()) == ([read()], 1)
+
+
+def test_a_part_of_a_heterogeneous_job_names_it() -> None:
+    assert read(HetJobID="4")["het_job_id"] == 4
+    assert parse_running(squeue_record(HetJobID="")) == ([], 1)
 
 
 @pytest.mark.parametrize(

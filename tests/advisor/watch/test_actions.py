@@ -98,11 +98,13 @@ SPARED = [
     ({"comment": "x,almanac:keep:3h"}, "almanac:keep"),
     ({"comment": "almanac:serving"}, "almanac:serving"),
     ({"is_serving": True}, "serves"),
+    ({"is_serving": None}, "not known if it serves"),
+    ({"het_job_id": 1}, "heterogeneous"),
     ({"unknown": "Prometheus did not answer"}, "cannot be trusted"),
     ({"finding": replace(FINDING, is_suspect=True)}, "cannot be trusted"),
     ({"finding": replace(FINDING, coverage=0.899)}, "90%"),
     ({"finding": replace(FINDING, coverage=float("nan"))}, "90%"),
-    ({"finding": replace(FINDING, until_s=NOW_S - SPAN_S)}, "no samples now"),
+    ({"finding": replace(FINDING, until_s=NOW_S - 1)}, "no samples now"),
     ({"finding": replace(FINDING, until_s=NOW_S + 1)}, "no samples now"),
     ({"finding": replace(FINDING, start_s=NOW_S)}, "another run"),
 ]
@@ -167,13 +169,23 @@ def test_owners_and_operators_are_told_apart() -> None:
     assert [each.what for each in steps] == ["operators"]
 
 
-def test_one_round_cancels_few_jobs_the_longest_idle_first() -> None:
+def test_an_hour_cancels_few_jobs_the_longest_idle_first() -> None:
     rows = [{**ROW, "job_id": number, "user": f"u{number}"} for number in range(30)]
     findings = [replace(FINDING, job_id=n, since_s=FINDING.since_s - n) for n in range(30)]
     past = {run_of(row): TWICE[run_of(ROW)] for row in rows}
     steps, counts = due_steps(a_round(*rows), findings, past, SETTINGS)
     assert [each.job["job_id"] for each in steps] == [*range(29, 29 - MOST_CANCELS, -1)]
-    assert counts.dropped == {"waits for the next round (20 cancels a round)": 10}
+    assert counts.dropped == {"waits (20 cancels an hour)": 10}
+    cancels = {run_of(each.job): [PastStep("cancel", "idle", NOW_S)] for each in steps}
+    ended = {
+        run: own for run, own in cancels.items() if run[0] > 15
+    }  # the others outlived it, and are not counted twice
+    for later_s, fresh in ((HOUR_S - 1, []), (HOUR_S, [*range(9, -1, -1)])):
+        live = a_round(*(row for row in rows if row["job_id"] <= 15), at_s=NOW_S + later_s)
+        found = [replace(each, until_s=NOW_S + later_s) for each in findings if each.job_id <= 15]
+        again = {run: [*past[run], *cancels.get(run, ())] for run in past if run not in ended}
+        steps, _ = due_steps(live, found, again | ended, SETTINGS)
+        assert [each.job["job_id"] for each in steps] == [*range(15, 9, -1), *fresh]
 
 
 @dataclass
@@ -255,7 +267,7 @@ class WatchMachine(RuleBasedStateMachine):
         for time_s, state in reversed(job.seen):
             if state == "busy" or first_s - SPAN_S - time_s > RULES.silence_s:
                 break
-            count += {"half": 0.5, "hole": 0}.get(state, 1)
+            count += state not in ("half", "hole")
             first_s = time_s if state in ("idle", "frozen") else first_s
         since_s = first_s - SPAN_S
         assert self.now_s - since_s >= 90 * 60

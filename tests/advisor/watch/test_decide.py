@@ -95,6 +95,11 @@ def test_late_round_counts_the_time_without_samples_as_unknown() -> None:
     assert last[0].coverage == pytest.approx(13 / 16, abs=0.001)
 
 
+def test_coverage_is_that_of_the_gpu_with_the_fewest_samples() -> None:
+    *_, last = played(a_round(n, [IDLE, None if 5 <= n < 8 else IDLE]) for n in range(16))
+    assert (kinds(last), last[0].coverage) == (["idle"], pytest.approx(13 / 16, abs=0.001))
+
+
 def test_half_of_the_samples_are_half_of_the_coverage() -> None:
     half = {**IDLE, "sample_count": 2.0}
     *_, last = played([a_round(0, [BUSY, BUSY]), *(a_round(n, [half, half]) for n in range(1, 20))])
@@ -154,8 +159,9 @@ def test_hang_needs_two_gpus_that_wait_and_none_that_works() -> None:
     assert kinds(last) == ["hang"]
     *_, last = played(a_round(n, [WAITS, WAITS, IDLE], {**JOB, "gpu_count": 3}) for n in range(6))
     assert kinds(last) == ["hang"]
-    *_, last = played(a_round(n, [WAITS, WAITS, BUSY], {**JOB, "gpu_count": 3}) for n in range(20))
-    assert last == []
+    for third in (BUSY, None):
+        *_, last = played(a_round(n, [WAITS, WAITS, third], {**JOB, "gpu_count": 3}) for n in range(20))
+        assert last == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +179,11 @@ def test_xid_counts_when_it_changes_and_not_when_the_gauge_keeps_it() -> None:
     assert not any(played(a_round(n, [old, BUSY]) for n in range(5)))
     *_, last = played(a_round(n, [old if n < 2 else new, BUSY]) for n in range(5))
     assert [(each.kind, each.until_s, each.evidence["values"]) for each in last] == [("xid", T0 + 2 * STEP_S, [79])]
+    later = {**old, "xid": 13.0}
+    *_, last = played(
+        a_round(n, [old if n < 2 else new if n < 4 else {**later, "sample_count": 0.0}, BUSY]) for n in range(6)
+    )
+    assert last[0].evidence["values"] == [79]
     *_, again = played(a_round(n, [{**old, "xid_changes": float(n == 2)}, BUSY]) for n in range(5))
     assert kinds(again) == ["xid"]
     next_job = {**JOB, "job_id": 2, "start_s": T0 + 3 * STEP_S}
@@ -222,6 +233,42 @@ def test_frozen_exporter_is_suspect() -> None:
 
     assert played(at(n, 61.0) for n in range(20))[-1][0].is_suspect
     assert not played(at(n, 61.0 + n % 3 / 100) for n in range(20))[-1][0].is_suspect
+
+
+@pytest.mark.parametrize(
+    ("lacks", "name", "is_suspect"),
+    [("power_w", "1", True), ("gpu_util_pct", "1", True), ("power_w", "1:7", True), ("gpu_util_pct", "1:7", False)],
+)
+def test_a_gpu_without_power_or_use_is_suspect(lacks: str, name: str, is_suspect: bool) -> None:
+    """GPU_UTIL is not given for MIG slices."""
+
+    def at(number: int) -> Round:
+        gpus = [{**IDLE, "power_w": 61.0 + number % 3}, {**IDLE, "power_w": 61.0 + number % 3, lacks: float("nan")}]
+        each = a_round(number, gpus)
+        names = each.gpus.set_column(2, GPUS.field("gpu"), pa.array(["0", name]))
+        return Round(each.at_s, STEP_S, each.jobs, names)
+
+    *_, last = played(at(n) for n in range(20))
+    assert [(each.kind, each.is_suspect) for each in last] == [("idle", is_suspect)]
+
+
+def test_the_state_of_another_release_is_not_whole() -> None:
+    state, _ = decide(None, a_round(0, [IDLE, IDLE]))
+    assert state.is_whole and WatchState().is_whole and decide(None, a_round(0))[0].is_whole
+    columns = state.columns
+    for other in (
+        {}, {**columns, "new": [0.0, 0.0]}, {**columns, "seen_s": [0.0]},
+        {name: values for name, values in columns.items() if name != "xid_met"},
+    ):  # fmt: skip
+        assert not msgspec.structs.replace(state, columns=other).is_whole
+
+
+def test_commands_name_one_task_of_an_array() -> None:
+    task = {**JOB, "job_id": 100, "array_job_id": 100, "array_task_id": 4, "limit_end_s": T0 + 3500,
+            "over_limit_prob": 0.9}  # fmt: skip
+    *_, last = played(a_round(number, [IDLE, IDLE], task) for number in range(16))
+    idle, limit = last
+    assert "scancel 100_4." in idle.says and "jobid=100_4 " in limit.says
 
 
 def test_wrong_clocks_find_nothing() -> None:

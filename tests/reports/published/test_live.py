@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from advisor.watch.actions import PastStep
 from advisor.watch.round import GPUS, JOBS, Round, WatchFinding
 from almanac.config import Config
 from almanac.config_file import parse_config
@@ -62,11 +63,16 @@ def test_a_job_has_its_own_figures_and_the_gravest_finding_first() -> None:
 
 
 def test_a_job_that_does_no_work_says_when_it_will_be_cancelled(tmp_path: Path) -> None:
-    cancels = {(7, 10, 0): NOW_S + 900, (8, 10, 0): NOW_S + 900, (9, 10, 1): NOW_S}
+    def warned(since_s: int = NOW_S - 2400, kind: Any = "hang", what: Any = "warned") -> PastStep:
+        return PastStep(what, kind, since_s, NOW_S + 900)
+
     hang = WatchFinding(7, 0, "hang", NOW_S - 2400, NOW_S, 1.0, {}, SAYS)
-    jobs = live_jobs(a_round(), [hang, XID], cancels)
+    past = {(7, 10, 0): [warned()], (8, 10, 0): [warned()], (9, 10, 1): [warned()]}
+    jobs = live_jobs(a_round(), [hang, XID], past)
     assert [job.cancel_s for job in jobs] == [NOW_S + 900, None, None]
-    assert live_jobs(a_round(), [XID], cancels)[0].cancel_s is None
+    assert live_jobs(a_round(), [XID], past)[0].cancel_s is None
+    for other in (warned(NOW_S - 2401), warned(kind="idle"), warned(what="warn")):
+        assert live_jobs(a_round(), [hang], {(7, 10, 0): [other]})[0].cancel_s is None
     publish_live(Outgoing(tmp_path), "c", NOW_S, jobs, UIDS.get)
     shown = " ".join(run(Outgoing(tmp_path), "--running").stdout.split())
     assert "job 7 will be cancelled after 2026-11-23 20:15: tell the operators" in shown

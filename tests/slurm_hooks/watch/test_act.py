@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from job_slurm import NOW_S, FakeSlurm, Job, Killed
 
-from advisor.watch.actions import DueStep
+from advisor.watch.actions import MOST_CANCELS, DueStep
 from advisor.watch.round import GPUS, JOBS, Round, WatchFinding
 from almanac.actions_config import WatchSection
 from almanac.errors import AlmanacError, ServerError, StoreError
@@ -45,6 +45,8 @@ class Watched:
     finds: Callable[[WatchFinding], WatchFinding | None] = lambda finding: finding
     fault: AlmanacError | None = None
     kind: Any = "idle"
+    serves: bool | None = False
+    serves_again: bool | None = False
 
     @property
     def log(self) -> JobLog:
@@ -59,7 +61,7 @@ class Watched:
         rows = [
             {"job_id": job.job_id, "submit_s": job.submit_s, "restarts": job.restarts, "user": job.user, "name": "n",
              "account": "a", "partition": job.partition, "node_count": 1, "gpu_count": 1, "start_s": job.start_s,
-             "is_interactive": False, "is_shared": False, "is_serving": False, "comment": job.comment}
+             "is_interactive": False, "is_shared": False, "is_serving": self.serves, "comment": job.comment}
             for job in self.slurm.jobs.values() if job.state == "RUNNING"
         ]  # fmt: skip
         found = [
@@ -69,7 +71,9 @@ class Watched:
         return Round(now_s, 120, pa.Table.from_pylist(rows, JOBS), GPUS.empty_table()), found
 
     def look_again(self) -> tuple[Round, Iterable[WatchFinding]]:
+        self.serves, before = self.serves_again, self.serves
         round_, findings = self.round()
+        self.serves = before
         return round_, [seen for each in findings if (seen := self.finds(each))]
 
     def hand_over(self, reader: str, steps: Sequence[DueStep]) -> None:
@@ -177,6 +181,20 @@ def test_a_job_that_the_second_look_does_not_find_idle_lives(tmp_path: Path, nam
     assert site().changed == 1 and not site.slurm.sent
     site.finds = lambda finding: finding
     assert site().cancelled == 1
+
+
+@pytest.mark.parametrize("serves", [True, None])
+def test_a_job_that_may_serve_at_the_second_look_lives(tmp_path: Path, serves: bool | None) -> None:
+    site = almost_cancelled(tmp_path)
+    site.serves_again = serves
+    assert site().changed == 1 and not site.slurm.sent
+
+
+def test_cancels_of_an_hour_are_counted_from_the_record(tmp_path: Path) -> None:
+    site = almost_cancelled(tmp_path, *(running(number) for number in range(11, 11 + MOST_CANCELS + 5)))
+    assert site().cancelled == MOST_CANCELS
+    assert site(28).cancelled == 0  # the rest of the hour
+    assert site(2).cancelled + site().cancelled == 5
 
 
 @pytest.mark.parametrize("at", ["mail", "squeue", "scancel"])

@@ -32,7 +32,7 @@ NOW_S, TIMES = 0, np.arange(0.0)
 
 def series() -> dict[str, list[Any]]:
     """Two GPUs on each of five nodes: 1 idles; on 2 two jobs share, one of them idle; 3 serves; 4 is busy; 5 is silent
-    for 15 minutes."""
+    for 15 minutes. On node 8 two MIG slices of a GPU idle; they have no GPU_UTIL, the whole GPU has."""
     found: dict[str, list[Any]] = {}
 
     def add(name: str, labels: Mapping[str, str], values: Any, times: np.ndarray = TIMES) -> None:
@@ -57,6 +57,13 @@ def series() -> dict[str, list[Any]]:
     add("DCGM_FI_DEV_XID_ERRORS", {**labels, "err_code": "94"}, 94)
     add("DCGM_EXP_XID_ERRORS_TOTAL", {**labels, "xid": "94"}, 1 + (TIMES > NOW_S - 600))
     add("DCGM_EXP_XID_ERRORS_TOTAL", {**labels, "xid": "31"}, 7)
+    for mig in ("", "1", "2"):
+        labels = {"gpu": "0", "UUID": "GPU-8-0", "modelName": "NVIDIA H100", "Hostname": "n8", "GPU_I_ID": mig}
+        if mig:
+            add("DCGM_FI_PROF_GR_ENGINE_ACTIVE", {**labels, "GPU_I_PROFILE": "1g.10gb"}, 0)
+        else:
+            add("DCGM_FI_DEV_GPU_UTIL", labels, 50, TIMES[::2])
+        add("DCGM_FI_DEV_POWER_USAGE", labels, 60 + np.arange(len(TIMES)) % 7 / 10)
     add("vllm:num_requests_running", {"instance": "n3:8000", "model_name": "m"}, 0)
     for name, mib in (("rss", 99_000), ("total", 100_000)):
         labels = {"instance": "n4:9306", "jobid": "40", "step": "", "task": "", "cgroup": "/slurm/job_40"}
@@ -73,7 +80,7 @@ def jobs() -> bytes:
 
     shards = squeue_record(JobID="60", NodeList="n6", tres_alloc="cpu=1,gres/shard=2", StartTime=str(NOW_S - 8000))
     records = [record(10, "n1", 2), record(20, "n2", 1), record(21, "n2", 1), record(30, "n3", 2), record(40, "n4", 2),
-               record(50, "n5", 2), record(70, "n7", 2, Name="gone\n")]  # fmt: skip
+               record(50, "n5", 2), record(70, "n7", 2, Name="gone\n"), record(80, "n8", 2)]  # fmt: skip
     return b"".join([*records, shards])
 
 
@@ -89,8 +96,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     server.load(root / "history.om")
     (root / "bin").mkdir()
     (root / "jobs").write_bytes(jobs())
-    (root / "bin" / "squeue").write_text(f"#!/bin/sh\nexec cat {root}/jobs\n")
-    (root / "bin" / "squeue").chmod(0o755)
+    (root / "nodes").write_text("n[1-5,7] 8 1000 1 gpu:2 (null)\nn8 8 1000 1 gpu:1g.10gb:2 (null)\n")
+    for name, content in (("squeue", "jobs"), ("sinfo", "nodes")):
+        (root / "bin" / name).write_text(f"#!/bin/sh\nexec cat {root}/{content}\n")
+        (root / "bin" / name).chmod(0o755)
     Store.create(root / "store").of("c")
     with server:
         text = (
@@ -117,7 +126,7 @@ def test_rounds_of_an_hour_find_what_a_person_would(folder: Path) -> None:
         assert not watch.notes
         for each in findings:
             found.setdefault(each.job_id, set()).add(each.kind)
-    assert found == {10: {"idle"}, 21: {"idle"}, 40: {"throttled", "host_memory", "xid"}}
+    assert found == {10: {"idle"}, 21: {"idle"}, 40: {"throttled", "host_memory", "xid"}, 80: {"idle"}}
     (xid,) = [each for each in findings if each.kind == "xid"]
     assert (xid.evidence["values"], xid.evidence["gpus"]) == ([94], ["n4:0"])
     assert 480 <= NOW_S - xid.until_s <= 720
@@ -133,6 +142,8 @@ def test_rounds_of_an_hour_find_what_a_person_would(folder: Path) -> None:
     assert shown[10].idle_s >= 3000 and shown[10].says.startswith("if it waits for nothing")
     idle = next(each for each in findings if each.job_id == 10)
     assert (idle.coverage, idle.is_suspect, idle.evidence["gpus"]) == (1.0, False, ["n1:0", "n1:1"])
+    slices = next(each for each in findings if each.job_id == 80)
+    assert (slices.coverage, slices.is_suspect, slices.evidence["gpus"]) == (1.0, False, ["n8:0:1", "n8:0:2"])
 
 
 def test_server_that_is_down_makes_all_unknown_and_keeps_the_state(folder: Path) -> None:
@@ -145,7 +156,9 @@ def test_server_that_is_down_makes_all_unknown_and_keeps_the_state(folder: Path)
         (21, "idle"),
         (40, "throttled"),
         (40, "xid"),
+        (80, "idle"),
     ]
+    assert round_.jobs["is_serving"].to_pylist() == [None] * 9
     assert {each.until_s for each in findings if each.kind != "xid"} == {NOW_S - 120}
     assert watch.state.gpus == before
 
@@ -154,7 +167,7 @@ def test_state_that_cannot_be_read_is_none(folder: Path) -> None:
     path = folder / "store" / "watch" / "c.json"
     kept = path.read_bytes()
     try:
-        for content in (b"{", b'{"gpus": 3}', b"\xff", b"[]"):
+        for content in (b"{", b'{"gpus": 3}', b"\xff", b"[]", kept.replace(b'"xid_met"', b'"other"')):
             path.write_bytes(content)
             watch = LiveWatch(site_at(folder, NOW_S))
             assert (watch.state.at_s, len(watch.notes)) == (0, 1)
@@ -167,8 +180,8 @@ def test_command_shows_the_round_and_keeps_nothing_without_apply(folder: Path) -
     before = (folder / "store" / "watch" / "c.json").read_bytes()
     text = run("watch")
     assert "10  alice  all  idle, " in text
-    assert "8 running GPU jobs, 6 with counters now" in text
+    assert "9 running GPU jobs, 7 with counters now" in text
     answer = json.loads(run("watch", "--json"))
-    assert (answer["schema"], answer["jobs"], answer["actions"]) == (1, 8, None)
+    assert (answer["schema"], answer["jobs"], answer["actions"]) == (1, 9, None)
     assert {each["kind"] for each in answer["findings"]} >= {"idle", "host_memory"}
     assert (folder / "store" / "watch" / "c.json").read_bytes() == before
