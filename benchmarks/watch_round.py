@@ -1,7 +1,7 @@
 """Time and memory of one round of `almanac watch --json` with 10,000 running jobs on 4 GPUs each.
 
-A squeue and a sinfo of our own print the jobs in the fields and widths that it is asked for: its time, given apart, is not that
-of Slurm's. A server of our own answers the instant queries as a Prometheus with dcgm-exporter on 10,000 nodes would.
+A squeue of our own prints the jobs in the fields and widths that it is asked for: its time, given apart, is not that
+of Slurm's. A sinfo of our own prints the nodes. A server of our own answers the instant queries as a Prometheus with dcgm-exporter on 10,000 nodes would.
 Run: make bench-watch
 """
 

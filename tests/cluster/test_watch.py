@@ -23,9 +23,9 @@ from testbed import Cluster
 from advisor.watch.decide import WatchRules, decide
 from advisor.watch.round import GPUS, JOBS, Round, WatchFinding
 from cli.app import App
+from cli.health import command as health
 from cli.job_changes import carry_out
 from cli.job_planners import watch_planner
-from cli.health import command as health
 from cli.watch import command
 from slurm.backend import CommandBackend
 from slurm.commands import SlurmCommands
