@@ -1,7 +1,8 @@
 """Time and memory of one round of `almanac watch --json` with 10,000 running jobs on 4 GPUs each.
 
-A squeue of our own prints the jobs in the fields and widths that it is asked for: its time, given apart, is not that
-of Slurm's. A sinfo of our own prints the nodes. A server of our own answers the instant queries as a Prometheus with dcgm-exporter on 10,000 nodes would.
+A squeue of our own prints the jobs in the fields and widths that it is asked for: its time, given apart, is not that of
+Slurm's. A sinfo of our own prints the nodes. A server of our own answers the instant queries as a Prometheus with
+dcgm-exporter on 10,000 nodes would.
 Run: make bench-watch
 """
 
@@ -32,7 +33,8 @@ import sys
 fields = [each.split(":") for each in sys.argv[sys.argv.index("-O") + 1].split(",")]
 given = dict(JobID="{{0}}", SubmitTime="{start}", RestartCnt="0", ArrayJobID="{{0}}", UserName="user",
     ArrayTaskID="N/A", Account="lab", Partition="gpu", NumNodes="1", StartTime="{start}", EndTime="{end}",
-    TimeLimit="1-00:00:00", BatchFlag="1", NodeList="n{{0:05d}}", Name="train", Comment="(null)", HetJobID="N/A")
+    TimeLimit="1-00:00:00", BatchFlag="1", NodeList="n{{0:05d}}", Name="train", Comment="(null)",
+    HetJobID="N/A", HetJobOffset="N/A")
 given["tres-alloc"] = "cpu=32,mem=200G,node=1,billing=32,gres/gpu=4,gres/gpu:a100=4"
 for job in range(1, {jobs} + 1):
     print("".join(given[name].format(job)[: int(size)].ljust(int(size)) for name, size in fields))

@@ -19,11 +19,10 @@ from slurm.commands import Runner
 _FIELDS = {
     "JobID": 16, "SubmitTime": 16, "RestartCnt": 12, "ArrayJobID": 16, "ArrayTaskID": 16, "UserName": 64, "Account": 64,
     "Partition": 64, "NumNodes": 12, "StartTime": 16, "EndTime": 16, "TimeLimit": 16, "BatchFlag": 4, "tres-alloc": 256,
-    "NodeList": 1024, "Name": 128, "Comment": 256, "HetJobID": 16,
+    "NodeList": 1024, "Name": 128, "Comment": 256, "HetJobID": 16, "HetJobOffset": 16,
 }  # fmt: skip
 """squeue's names (-O) and our widths. A text that fills its width may be cut: a node list and a comment are not read
 then, and a record with such TRES is unreadable. A name may be cut."""
-_NO_HET_JOB = ("N/A", "0")
 _SIZE = sum(_FIELDS.values()) + 1
 SESSIONS = "^(interactive$|sys/dashboard/)"
 """Names of jobs in which a person works: of salloc, and of Open OnDemand, whose sessions are batch scripts.
@@ -75,6 +74,7 @@ def _row(record: bytes) -> dict[str, Any]:
     start_s, end = int(known["StartTime"]), known["EndTime"]
     limit_s = parse_time_limit(known["TimeLimit"])
     is_array = known["ArrayTaskID"].isdecimal()
+    is_het = known["HetJobID"] not in ("N/A", "0")
     return {
         "job_id": int(known["JobID"]), "submit_s": int(known["SubmitTime"]), "restarts": int(known["RestartCnt"]),
         "array_job_id": int(known["ArrayJobID"]) if is_array else None,
@@ -85,7 +85,8 @@ def _row(record: bytes) -> dict[str, Any]:
         "limit_end_s": int(end) if limit_s is not None and end.isdecimal() else None,
         "is_interactive": known["BatchFlag"] != "1" or bool(re.match(SESSIONS, known["Name"])),
         "comment": None if "Comment" in full else "" if texts["Comment"] == "(null)" else texts["Comment"],
-        "het_job_id": int(known["HetJobID"]) if known["HetJobID"] not in _NO_HET_JOB else None,
+        "het_job_id": int(known["HetJobID"]) if is_het else None,
+        "het_offset": int(known["HetJobOffset"]) if is_het else None,
         "is_shared": parse_shares(known["tres-alloc"]) is not None or bool(profile_name(gpus.type)),
     }  # fmt: skip
 

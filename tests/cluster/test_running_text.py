@@ -12,7 +12,7 @@ from slurm.running import read_running_text
 pytestmark = [pytest.mark.cluster, pytest.mark.every_release]
 SAME = (
     "submit_s", "restarts", "user", "account", "partition", "node_count", "gpu_count", "start_s", "het_job_id",
-    "array_job_id", "array_task_id",
+    "het_offset", "array_job_id", "array_task_id",
 )  # fmt: skip
 NAMES = ("plain", "two\nlines", "1234567         1795877270      0", "ünïcödé", "x" * 300)
 

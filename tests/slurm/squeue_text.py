@@ -10,7 +10,7 @@ JOB = {
     "UserName": "alice", "Account": "ml", "Partition": "all", "NumNodes": "1", "StartTime": "1795877271",
     "EndTime": "1795880871", "TimeLimit": "1:00:00", "BatchFlag": "1",
     "tres-alloc": "cpu=1,mem=1000M,node=1,billing=1,gres/gpu=2,gres/gpu:a100=2", "NodeList": "n1", "Name": "train",
-    "Comment": "(null)", "HetJobID": "N/A",
+    "Comment": "(null)", "HetJobID": "N/A", "HetJobOffset": "N/A",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def test_record_becomes_a_row() -> None:
         "job_id": 5, "submit_s": 1795877270, "restarts": 0, "array_job_id": 2, "array_task_id": 1, "user": "alice",
         "account": "ml", "partition": "all", "name": "train", "node_list": "n1", "node_count": 1, "gpu_count": 2,
         "start_s": 1795877271, "limit_end_s": 1795880871, "is_interactive": False, "is_shared": False, "comment": "",
-        "het_job_id": None,
+        "het_job_id": None, "het_offset": None,
     }  # fmt: skip
 
 
@@ -91,7 +91,8 @@ def test_a_text_that_may_be_cut_is_not_read() -> None:
 
 
 def test_a_part_of_a_heterogeneous_job_names_it() -> None:
-    assert read(HetJobID="4")["het_job_id"] == 4
+    row = read(HetJobID="4", HetJobOffset="1")
+    assert (row["het_job_id"], row["het_offset"]) == (4, 1)
     assert parse_running(squeue_record(HetJobID="")) == ([], 1)
 
 
