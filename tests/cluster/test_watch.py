@@ -29,7 +29,7 @@ from cli.job_planners import watch_planner
 from cli.watch import command
 from slurm.backend import CommandBackend
 from slurm.commands import SlurmCommands
-from slurm.nodes import read_nodes
+from slurm.nodes import SlurmNode, read_nodes
 from slurm.queue import read_running
 from slurm_hooks.jobs.engine import JobOutcome
 from telemetry.store.schema import JOBS as STORED_JOBS
@@ -181,19 +181,21 @@ def test_the_command_that_almanac_health_proposes_drains_the_node(site: Site, tm
     (lemon,) = json.loads(shown.stdout)["lemons"]
     said = CliRunner().invoke(health, [], obj=app, catch_exceptions=False).stdout
     assert f"look at n1: {lemon['drain']}" in " ".join(said.split())
-    (node,) = read_nodes(commands, ["n1"])
-    assert "DRAIN" not in node.states
+
+    def node() -> SlurmNode:
+        return next(each for each in read_nodes(commands, ["n1"]) if each.name == "n1")
+
+    assert "DRAIN" not in node().states
     try:
         site.run("ctl", "root", "sh", "-c", lemon["drain"])
-        (node,) = read_nodes(commands, ["n1"])
-        assert "DRAIN" in node.states and node.reason.startswith("almanac: 15 failures")
+        assert "DRAIN" in node().states and node().reason.startswith("almanac: 15 failures")
         job = site.sbatch("alice", "-n", "1", "-t", "5", "-w", "n1", script=SLEEP)
         wait_until("the reason", lambda: "NODES" in site.job(job).get("Reason", "").upper(), 30)
         assert site.job(job)["JobState"] == "PENDING"
         site.run("ctl", "root", "scancel", str(job))
     finally:
         site.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume", check=False)
-    wait_until("n1 in service", lambda: "DRAIN" not in read_nodes(commands, ["n1"])[0].states, 30)
+    wait_until("n1 in service", lambda: "DRAIN" not in node().states, 30)
 
 
 @pytest.fixture
