@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from advisor.watch.growth import GpuMemory, Points, growing
+from advisor.watch.growth import WatchedMemory, Points, growing
 from advisor.watch.round import GPU_COUNTERS, MOST_KEPT_S, Kind, Round, WatchFinding, comment_words
 from advisor.watch.words import said_of
 
@@ -135,7 +135,7 @@ def decide(state: WatchState | None, round_: Round, rules: WatchRules = RULES) -
     _observe(frame, round_, jobs, rules, is_own)
     judge = _Judge(frame, round_, jobs, rules)
     used, total = frame.now["hbm_used_mib"], frame.now["hbm_total_mib"]
-    memory = GpuMemory(frame.keys, frame.job, used, total, is_own & (frame.samples > 0))
+    memory = WatchedMemory(frame.keys, frame.job, used, total, is_own & (frame.samples > 0))
     growth, full = growing(memory, jobs, round_.at_s, state.growth)
     found = [
         *judge.idle_or_unused(), *judge.hangs(), *judge.slowed(), *judge.events(), *judge.full(full), *judge.by_job()

@@ -23,7 +23,7 @@ Points = dict[str, list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
-class GpuMemory:
+class WatchedMemory:
     """Memory of the GPUs of a round. keys: the run of each job. job: place of each GPU's job.
 
     used_mib, total_mib: NaN if unknown. is_seen: flags of the GPUs with samples of their job's own time.
@@ -37,7 +37,7 @@ class GpuMemory:
 
 
 def growing(
-    memory: GpuMemory, jobs: Mapping[str, Sequence[Any]], at_s: int, before: Mapping[str, list[tuple[float, float]]]
+    memory: WatchedMemory, jobs: Mapping[str, Sequence[Any]], at_s: int, before: Mapping[str, list[tuple[float, float]]]
 ) -> tuple[Points, list[tuple[int, dict[str, Any]]]]:
     """Note the memory of the fullest GPU of jobs that use most of theirs.
 

@@ -148,7 +148,7 @@ def shared_jobs(jobs: Sequence[JobRun], inventory: Inventory, sizes: Mapping[str
 
     A job owns its nodes where its GPUs are as many as those of all its nodes (hosts without telemetry are taken to
     be as large as the largest seen), and no other job with GPUs was there at any time of it. sizes: GPUs of each host
-    by Slurm, where they are known of all of this time: no job owns all GPUs of another host.
+    as Slurm has them at this time; without them all hosts count as seen, with them no job owns another host.
     """
     largest: dict[tuple[str, int], int] = defaultdict(int)
     for job in jobs:
