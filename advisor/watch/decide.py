@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from advisor.watch.growth import WatchedMemory, Points, growing
+from advisor.watch.growth import Points, WatchedMemory, growing
 from advisor.watch.round import GPU_COUNTERS, MOST_KEPT_S, Kind, Round, WatchFinding, comment_words
 from advisor.watch.words import said_of
 
