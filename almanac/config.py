@@ -6,10 +6,12 @@ docs/configuration.md is generated.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 from almanac.actions_config import Mig as Mig
 from almanac.actions_config import MigRaise as MigRaise
@@ -47,6 +49,12 @@ class SiteSection:
         "", "Unix group whose members may see the jobs of all users; empty: root and the store's owner"
     )
     help_url: str = _key("", "page that mails and pages name for help, http or https; empty: none")
+    timezone: str = _key("", "time zone of hours and months, such as Europe/Berlin; empty: this machine's")
+
+    @property
+    def zone(self) -> dt.tzinfo | None:
+        """None: this machine's. Raises zoneinfo.ZoneInfoNotFoundError or ValueError for a name that is no zone's."""
+        return ZoneInfo(self.timezone) if self.timezone else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import ZoneInfoNotFoundError
 
 import msgspec
 
@@ -310,6 +311,11 @@ def _check_together(config: Config, where: str) -> None:
     """Raise ConfigError for what a key alone does not show."""
     if config.site.help_url:
         _check_page(config.site.help_url, f"{where}: site.help_url")
+    try:
+        _ = config.site.zone
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        said = f"{where}: site.timezone is {_shown(config.site.timezone)}, which is no time zone"
+        raise ConfigError(said, "write, for example, Europe/Berlin, or leave it empty") from None
     _check_addresses(config, where)
     _check_retention(config, where)
 

@@ -43,6 +43,7 @@ SECTIONS = {
         "mig": "change MIG layouts to what recent jobs ask for",
         "health": "show nodes that fail jobs, and the mean time to failure",
         "site-report": "report on the whole site: use, waste, and cost",
+        "characterize": "show use by time, partition, user, and state",
         "metrics": "write almanac's own metrics for Prometheus",
     },
     "Set up": {

@@ -17,7 +17,6 @@ OLD = {
     "backtest priority --from {}": "backtest priority",
     "backtest priority --jobs {}": "backtest priority",
     "backtest priority": "trial priority",
-    "characterize": "site-report --study",
     "demo --seed {}": "demo",
     "doctor --node": "doctor --host filter",
     "ingest --layout {}": "ingest",

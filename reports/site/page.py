@@ -16,7 +16,7 @@ from almanac.units import format_count, format_gib, format_moment, printable
 from reports.job.render import templates
 from reports.site.faults import FAILED_RUNS
 from reports.site.health import health_table
-from reports.site.plots import Picture, render_power_plots, render_site_plots
+from reports.site.plots import PANELS, Picture, render_power_plots, render_site_plots
 from reports.site.power import power_table
 from reports.site.report import SiteReport, Study
 from reports.site.tables import (
@@ -30,6 +30,7 @@ from reports.site.tables import (
 )
 from reports.site.tasks import packing_table, request_tasks, waste_tasks
 from reports.site.totals import DIMENSIONS
+from reports.site.use import use_chapters
 from reports.site.words import (
     MOST_ROWS,
     NOT_KNOWN,
@@ -71,7 +72,7 @@ class Appendix:
 
 
 def appendix(report: SiteReport, study: Study) -> Appendix:
-    drawn = render_site_plots(study.results)
+    drawn = render_site_plots({name: result.rows for name, result in study.results.items()}, PANELS)
     return Appendix(
         headline=_compared(study, lambda row: bool(row["is_main"])),
         note=study.note,
@@ -162,6 +163,7 @@ def render_site_page(report: SiteReport) -> str:
         health=health_table(report.health),
         power=power_table(report.power, report.config),
         power_pictures=render_power_plots(report.power, report.until_s),
+        use=use_chapters(report.use) if report.use else None,
         appendix=appendix(report, report.study) if report.study else None,
         has_names=report.has_names,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import matplotlib as mpl
 import numpy as np
+import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
@@ -32,7 +33,6 @@ from reports.site.drawing import (
     size_labels,
 )
 from reports.site.power import NodeSetPower
-from telemetry.characterize.table import Result
 from telemetry.characterize.usage import PAPER
 from telemetry.power.demand import HOLD_S, NodeCounts
 
@@ -71,15 +71,15 @@ class Panel:
     bottom_in: float = 0.55
 
 
-def render_site_plots(results: Mapping[str, Result]) -> dict[str, list[Picture]]:
-    """The charts by the number of their figure. The same tables give the same bytes."""
+def render_site_plots(tables: Mapping[str, pa.Table], panels: Sequence[Panel]) -> dict[str, list[Picture]]:
+    """The charts by the name of their figure. The same tables give the same bytes."""
     found: dict[str, list[Picture]] = {}
     # Ignore the matplotlibrc of the caller and of the current folder.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
-        for panel in PANELS:
-            rows = [row for row in results[panel.table].rows.to_pylist() if panel.where.items() <= row.items()]
+        for panel in panels:
+            rows = [row for row in tables[panel.table].to_pylist() if panel.where.items() <= row.items()]
             if any(row.get("jobs", 1) for row in rows):
                 found.setdefault(panel.figure, []).append(Picture(_draw(panel, rows), panel.alt))
     return found

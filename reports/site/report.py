@@ -13,9 +13,11 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+
+import pyarrow as pa
 
 from advisor.health.record import SiteHealth, site_health
 from almanac.atomic import TEMPORARY, hand_over, make_inner_folder
@@ -29,6 +31,7 @@ from reports.site.faults import FAILED_AGAIN, ItemKey, SiteFaults, load_fault_ho
 from reports.site.packing import SitePacking, load_packing
 from reports.site.power import NodeSetPower, load_power
 from reports.site.totals import Share, SiteTotals, load_total, load_totals, site_runs
+from telemetry.characterize.site_use import SiteUse, site_use
 from telemetry.characterize.study import characterize, jobs_within, load_population, note_on
 from telemetry.characterize.table import Result
 from telemetry.site import Site
@@ -273,7 +276,8 @@ def load_study(site: Site, span_s: tuple[int, int], most: int = MOST_CHARACTERIZ
 class SiteReport:
     """The content of the page, the CSV files, and the terminal.
 
-    study: None in a report without it. shown_user, shown_account: return the name or pseudonym that the report shows.
+    use, study: None in a report without them. shown_user, shown_account: return the name or pseudonym that the report
+    shows.
     """
 
     cluster: str
@@ -289,6 +293,7 @@ class SiteReport:
     power: Sequence[NodeSetPower]
     packing: SitePacking
     health: SiteHealth
+    use: SiteUse | None
     study: Study | None
     has_names: bool
     shown_user: Callable[[str], str]
@@ -305,14 +310,14 @@ def build_site_report(
 ) -> SiteReport:
     """The report on the GPU jobs submitted in the span that have ended. Raises StoreError.
 
-    has_study: compare with the Perlmutter study, which takes most of the time. most: with more jobs, its figures use a
-    sample. Everything else always covers all jobs.
+    has_study: characterize use, and compare with the Perlmutter study, which takes most of the time. most: with more
+    jobs, the study's figures use a sample. Everything else always covers all jobs.
     """
     store, config, now_s = site.store, site.config, site.now_s()
     with site_runs(store, *span_s) as db:
         totals, faults = load_totals(db, config), load_faults(db)
         packing = load_packing(db, site)
-    shown_user = str if has_names else _pseudonyms(store.root)
+    shown_user = str if has_names else pseudonyms(store.root)
     return SiteReport(
         cluster=store.cluster,
         since_s=span_s[0],
@@ -327,6 +332,7 @@ def build_site_report(
         power=load_power(site, span_s),
         packing=packing,
         health=site_health(store, min(span_s[1], now_s + 1), max(1, (span_s[1] - span_s[0]) // DAY_S)),
+        use=shown_use(site_use(store, span_s, config.node_sets, config.site.zone), shown_user) if has_study else None,
         study=load_study(site, span_s, most) if has_study else None,
         has_names=has_names,
         shown_user=shown_user,
@@ -334,7 +340,14 @@ def build_site_report(
     )
 
 
-def _pseudonyms(store_root: Path) -> Callable[[str], str]:
+def shown_use(use: SiteUse, shown_user: Callable[[str], str]) -> SiteUse:
+    """Return the use of the site with the users' shown names."""
+    rows = use.tables["marquee_users"]
+    names = pa.array([shown_user(str(name)) for name in rows["user"].to_pylist()], pa.string())
+    return replace(use, tables={**use.tables, "marquee_users": rows.set_column(0, "user", names)})
+
+
+def pseudonyms(store_root: Path) -> Callable[[str], str]:
     """A function that gives a user's pseudonym. It reads or makes the key at its first call; totals need none."""
     key = cache(partial(site_key, store_root))
     return lambda name: pseudonym(name, key())

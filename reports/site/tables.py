@@ -162,7 +162,7 @@ def write_csv(report: SiteReport, folder: Path) -> list[Path]:
 
     Returns their paths. Raises StoreError if a file cannot be written.
     """
-    tables = site_tables(report)
+    tables = site_tables(report) | (dict(report.use.tables) if report.use else {})
     if report.study:
         figures = {name: result.rows for name, result in report.study.results.items()}
         tables |= {**figures, CONTENTS_NAME: contents(report.study.results)}

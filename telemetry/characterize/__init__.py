@@ -1,3 +1,3 @@
-"""Tables across jobs, behind figures 1 to 11 of Cankur et al. docs/characterize.md explains each."""
+"""Tables across jobs: use of the site, as Hu et al. show it, and jobs, as Cankur et al. do (docs/characterize.md)."""
 
-__all__ = ("study", "table", "usage")
+__all__ = ("site_use", "study", "table", "usage")

@@ -121,7 +121,8 @@ def accounted_demand(
         wanted[inside] = np.clip(np.ceil(level - 1e-6), 0, len(set(names)))
         minutes = expected_run_s(_asked(jobs, waits), ended) / MINUTE_S
         queued[inside] = queued_per_minute(waits, minutes, len(set(names)), first * MINUTE_S, last * MINUTE_S)
-        for low_s, high_s in _silences(jobs, *known_s):
+        submit, started_s, ended_s = (jobs.number[name] for name in ("submit_s", "start_s", "end_s"))
+        for low_s, high_s in silences(submit, started_s, ended_s, known_s):
             lost = slice(max(0, -(-(low_s - start_s) // MINUTE_S)), max(0, (high_s - start_s) // MINUTE_S))
             active[lost] = wanted[lost] = queued[lost] = np.nan
     return Accounted(start_s, active, wanted, queued, runs, known_s, counts)
@@ -164,9 +165,9 @@ def _is_started(jobs: JobColumns) -> Bools:
     return np.asarray((start >= 0) & (is_named | (end > start + 1)))
 
 
-def _silences(jobs: JobColumns, first_s: int, last_s: int) -> list[tuple[int, int]]:
-    """Spans of [first_s, last_s) without any job of the cluster that are longer than SILENCE_S."""
-    submit, start, end = (jobs.number[name] for name in ("submit_s", "start_s", "end_s"))
+def silences(submit: Ints, start: Ints, end: Ints, span_s: tuple[int, int]) -> list[tuple[int, int]]:
+    """Parts of a span without any job of the cluster that are longer than SILENCE_S. start: -1 for none."""
+    first_s, last_s = span_s
     ran = start >= 0
     begin = np.concatenate([submit, start[ran], [first_s, last_s]])
     until = np.concatenate([submit + 1, end[ran], [first_s, last_s]])
@@ -276,10 +277,10 @@ def with_counts(store: ClusterStore, node_set: NodeSet, names: Collection[str], 
     size, begin_s = len(accounted.active), accounted.start_s
     live = read_counts(store, node_set.name, begin_s - DAY_S, begin_s + size * MINUTE_S)
     seen = {
-        name: _held(live.time_s, getattr(live, name), begin_s, size, LIVE_HOLD_MIN)
+        name: held(live.time_s, getattr(live, name), begin_s, size, LIVE_HOLD_MIN)
         for name in ("active", "wanted", "queued_node_min")
     }
-    total = _held(live.time_s, live.total, begin_s, size, TOTAL_HOLD_MIN)
+    total = held(live.time_s, live.total, begin_s, size, TOTAL_HOLD_MIN)
     active = np.where(np.isnan(accounted.active), seen["active"], accounted.active)
     wanted = np.where(np.isnan(seen["wanted"]), accounted.wanted, seen["wanted"])
     total = np.fmax(np.where(np.isnan(total), len(set(names)), total), active)
@@ -291,7 +292,7 @@ def with_counts(store: ClusterStore, node_set: NodeSet, names: Collection[str], 
     return marked_series(np.datetime64(begin_s // MINUTE_S, "m"), active, total, wanted, accounted.counts, queued)
 
 
-def _held(time_s: Ints, values: NDArray[Any], start_s: int, size: int, most_min: int) -> Floats:
+def held(time_s: Ints, values: NDArray[Any], start_s: int, size: int, most_min: int) -> Floats:
     """(size,) the last value at or before each minute, NaN where there is none within most_min minutes."""
     if not len(time_s):
         return np.full(size, np.nan)

@@ -27,7 +27,6 @@ from cli.old_spellings import OLD, renewed
         ("report 12 --mail --to a@example.org", "mail send 12 --to a@example.org"),
         ("jobs -a --verdict=ok --tier a,b --tier c", "jobs --where verdict=ok --where tier=a,b --where tier=c -a"),
         ("jobs --verdict preallocated", "jobs --where hbm_evidence=preallocated"),
-        ("characterize -S 2026-01-01 --out dir", "site-report --csv dir --study -S 2026-01-01"),
         ("backtest priority --from .4 --jobs 3 --nodes 2", "trial priority --nodes 2"),
         ("install-hooks --ended --job-submit --yes", "install-hooks job-submit ended --yes"),
         ("summarize --engine dask --scheduler tls://h:1", "summarize --engine tls://h:1"),

@@ -31,6 +31,7 @@ BOTH = {
     "advise/smaller": f"advise {COSMOFLOW}",
     "advise/why": f"advise --why {ALPHAFOLD}",
     "changes": "changes",
+    "characterize-state": "characterize --by state",
     "backtest/power": "backtest power --node-set hbm40g",
     "backtest/tier": "backtest tier",
     "backtest/tier-followed": "backtest tier --tier-nodes hbm40g=2 --tier-nodes hbm80g=1 --gpus-per-node 4 --follow 1",
@@ -58,6 +59,8 @@ BOTH = {
 ONE = {
     "advise/newcomer.txt": "advise --user newcomer -J first --gpus=4 -C gpu&hbm80g",
     "study.txt": "site-report --study",
+    "characterize.txt": "characterize",
+    **{f"characterize-{by}.txt": f"characterize --by {by}" for by in ("time", "partition", "user")},
     "evaluate.txt": "evaluate --share 0.1",
     "jobs/columns.txt": "jobs -e",
     "jobs/of-a-user.csv": "jobs -u benabel -n 10 --csv",
