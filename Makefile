@@ -10,7 +10,7 @@ export PYTHON
 # Otherwise each process of a test compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo images test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing bench-trial bench-collector bench-watch mutants docs screenshots deb rpm lock clean distclean servers
+.PHONY: help demo images test test-all test-unit test-cluster durations lint bench bench-telemetry bench-predictors bench-calibration bench-hooks bench-reports bench-power bench-simulator bench-mig bench-placement bench-packing bench-trial bench-collector bench-watch bench-health mutants docs screenshots deb rpm lock clean distclean servers
 
 help:
 	@echo "make demo              the whole path on a generated site (build/demo)"
@@ -23,7 +23,7 @@ help:
 	@echo "make lint              ruff, mypy, import-linter, scripts/house.py (its rules), and tests/slow.txt"
 	@echo "make bench             benchmarks; make bench-telemetry, bench-predictors, bench-calibration, bench-reports,"
 	@echo "                       bench-power, bench-simulator, bench-mig, bench-placement, bench-packing, bench-trial,"
-	@echo "                       bench-collector, bench-watch: only those"
+	@echo "                       bench-collector, bench-watch, bench-health: only those"
 	@echo "make bench-hooks       cost of the Slurm hooks on real Slurm (root), of publishing and re-prioritising"
 	@echo "make mutants           break 60 random lines, and name those that no test notices (MUTANTS=\"--seed 36 --minutes 30\")"
 	@echo "make docs              the generated pages of docs/, and the site of the documentation (build/site)"
@@ -83,7 +83,7 @@ BENCHES = $(patsubst %,$(BIN)/python benchmarks/%.py || missed=1;,$(1)) exit $${
 
 bench: $(STAMP)
 	@rm -f build/bench/*.json
-	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing trial collector watch hooks,$(MAKE) bench-$(one) || missed=1;) \
+	@$(foreach one,telemetry predictors calibration reports power simulator mig placement packing trial collector watch health hooks,$(MAKE) bench-$(one) || missed=1;) \
 	$(BIN)/python benchmarks/figures.py && exit $${missed:-0}
 
 bench-telemetry: $(STAMP)
@@ -118,6 +118,9 @@ bench-collector: $(STAMP)
 
 bench-watch: $(STAMP)
 	@$(call BENCHES,watch watch_round)
+
+bench-health: $(STAMP)
+	@$(call BENCHES,health)
 
 bench-calibration: $(STAMP)
 	@$(call BENCHES,calibration)
