@@ -79,9 +79,8 @@ def _show(round_: Round, findings: Sequence[WatchFinding], rows: int) -> None:
         click.echo(f"  {folded(printable(each.says, 400), sys.stdout, '  ')}")
     if rows and len(findings) > rows:
         click.echo(f"... and {format_count(len(findings) - rows)} more")
-    seen = len(set(round_.gpus["job"].to_pylist()))
     kinds = Counter(each.kind for each in findings)
-    click.echo(f"{counted(len(round_.jobs), 'running GPU job')}, {format_count(seen)} with counters now")
+    click.echo(f"{counted(len(round_.jobs), 'running GPU job')}, {format_count(round_.seen_jobs)} with counters now")
     if round_.unknown:
         click.echo(f"counters are unknown, so nothing is judged by them: {printable(round_.unknown, 200)}")
     click.echo(
@@ -93,6 +92,6 @@ def _as_json(round_: Round, findings: Sequence[WatchFinding]) -> dict[str, Any]:
     """Findings of schema 1; docs/watch.md lists the fields."""
     return {
         "schema": 1, "at_s": round_.at_s, "span_s": round_.span_s, "unknown": round_.unknown,
-        "jobs": len(round_.jobs), "jobs_with_counters": len(set(round_.gpus["job"].to_pylist())),
+        "jobs": len(round_.jobs), "jobs_with_counters": round_.seen_jobs,
         "findings": [asdict(each) for each in findings],
     }  # fmt: skip

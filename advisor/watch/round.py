@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from almanac.actions_config import FindingKind
 from telemetry.counters import column
@@ -82,6 +83,11 @@ class Round:
     jobs: pa.Table
     gpus: pa.Table
     unknown: str = ""
+
+    @property
+    def seen_jobs(self) -> int:
+        """The number of jobs with samples in this round."""
+        return len(pc.unique(self.gpus.filter(pc.field("sample_count") > 0)["job"]))
 
 
 Kind: TypeAlias = FindingKind

@@ -189,10 +189,6 @@ def test_the_command_that_almanac_health_proposes_drains_the_node(site: Site, tm
     try:
         site.run("ctl", "root", "sh", "-c", lemon["drain"])
         assert "DRAIN" in node().states and node().reason.startswith("almanac: 15 failures")
-        job = site.sbatch("alice", "-n", "1", "-t", "5", "-w", "n1", script=SLEEP)
-        wait_until("the reason", lambda: "NODES" in site.job(job).get("Reason", "").upper(), 30)
-        assert site.job(job)["JobState"] == "PENDING"
-        site.run("ctl", "root", "scancel", str(job))
     finally:
         site.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume", check=False)
     wait_until("n1 in service", lambda: "DRAIN" not in node().states, 30)

@@ -34,7 +34,7 @@ Unit = tuple[str, int, int]
 class Server:
     """A Prometheus that shows units. serves: hosts with an inference server; None: it does not answer that query."""
 
-    config = SimpleNamespace(delay_s=0)
+    config, samples = SimpleNamespace(delay_s=0), 4.0
 
     def __init__(self, units: Iterable[Unit] | None, serves: set[str] | None = frozenset()) -> None:  # type: ignore[assignment]
         self.units, self.serves = units, serves
@@ -49,7 +49,7 @@ class Server:
         ]  # fmt: skip
         table = pa.Table.from_pylist([{name: row.get(name) for name in TELEMETRY.names} for row in rows], TELEMETRY)
         for name in MORE:
-            table = table.append_column(name, pa.array([4.0] * len(rows), pa.float64()))
+            table = table.append_column(name, pa.array([self.samples] * len(rows), pa.float64()))
         return table
 
     def serving_hosts(self, at_s: int, span_s: int) -> set[str]:
@@ -87,6 +87,14 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return watch.look()[0], watch.notes
 
     return read
+
+
+def test_a_gpu_that_only_an_older_change_shows_is_not_seen_now(seen: Any) -> None:
+    silent = Server(WHOLE)
+    silent.samples = 0.0
+    round_, _ = seen([silent], [(1, "n1", 2)])
+    assert (len(round_.gpus), round_.seen_jobs) == (2, 0)
+    assert seen([Server(WHOLE)], [(1, "n1", 2)])[0].seen_jobs == 1
 
 
 def owned(round_: Round) -> list[tuple[int, str]]:
