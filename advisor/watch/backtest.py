@@ -49,18 +49,20 @@ def replay(rounds: Iterable[Round], settings: WatchSection) -> Iterator[tuple[Ro
     """Each round, its findings, and the runs whose cancel was due in it."""
     state: WatchState | None = None
     past: dict[Run, list[PastStep]] = {}
+    gone = set[tuple[int, int]]()
     for each in rounds:
         state, findings = decide(state, each)
-        steps, _ = due_steps(each, findings, past, settings)
+        live = [found for found in findings if (found.job_id, found.start_s) not in gone]
+        steps, _ = due_steps(each, live, past, settings)
         for step in steps:
             what = "warned" if step.what == "warn" else step.what
             past.setdefault(run_of(step.job), []).append(PastStep(what, step.finding.kind, each.at_s, step.cancel_s))
-        cancelled = {run_of(step.job) for step in steps if step.what == "cancel"}
-        first = [run for run in cancelled if sum(step.what == "cancel" for step in past[run]) == 1]
+        cancelled = [step for step in steps if step.what == "cancel"]
+        gone |= {(step.finding.job_id, step.finding.start_s) for step in cancelled}
         if len(past) > MOST_KEPT:
             running, hour_s = set(each.jobs["job_id"].to_pylist()), each.at_s - HOUR_S
             past = {run: own for run, own in past.items() if run[0] in running or own[-1].time_s > hour_s}
-        yield each, findings, first
+        yield each, findings, [run_of(step.job) for step in cancelled]
 
 
 def trial_watch(store: ClusterStore, config: Config) -> TrialResult:

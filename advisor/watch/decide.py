@@ -62,20 +62,23 @@ FROZEN = 5
 class WatchState(msgspec.Struct):
     """Kept between two rounds: columns of numbers by GPU of a running job, and the memory of fuller jobs.
 
-    gpus: "job_id.start_s host gpu". columns: see `_COLUMNS`; -1: unknown, or not so. growth: by job, times since its
-    start and MiB.
+    gpus: "job_id.start_s host gpu". columns: see `_COLUMNS`, each as float64; -1: unknown, or not so. growth: by job,
+    times since its start and MiB.
     """
 
     at_s: int = 0
     gpus: list[str] = msgspec.field(default_factory=list)
-    columns: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    columns: dict[str, bytes] = msgspec.field(default_factory=dict)
     growth: Points = msgspec.field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
         """Return True for a state of this release: it has every column, each as long as the list of GPUs."""
-        lengths = {name: len(values) for name, values in self.columns.items()}
-        return lengths == (dict.fromkeys(_COLUMNS, len(self.gpus)) if self.gpus or lengths else {})
+        sizes = {name: len(values) for name, values in self.columns.items()}
+        return sizes == (dict.fromkeys(_COLUMNS, 8 * len(self.gpus)) if self.gpus or sizes else {})
+
+    def column(self, name: str) -> _Doubles:
+        return np.frombuffer(self.columns.get(name, b""), "<f8")
 
 
 _SPANS = ("idle", "unused", "hang", "throttled", "power_brake")
@@ -99,7 +102,7 @@ class _Frame:
         job, host, gpu = _lists(gpus, "job", "host", "gpu")
         names = [f"{self.keys[j]} {h} {g}" for j, h, g in zip(job, host, gpu, strict=True)]
         old = {name: row for row, name in enumerate(state.gpus)}
-        known, seen_s = set(names), state.columns.get("seen_s", [])
+        known, seen_s = set(names), state.column("seen_s")
         lost = [
             name for name, row in old.items()
             if name not in known and name.split(" ", 1)[0] in places and round_.at_s - seen_s[row] <= silence_s
@@ -109,14 +112,15 @@ class _Frame:
         self.now = {name: np.append(_doubles(gpus, name), np.full(len(lost), np.nan)) for name in GPU_COUNTERS}
         self.samples = np.append(np.nan_to_num(_doubles(gpus, "sample_count")), np.zeros(len(lost)))
         row = np.array([old.get(name, -1) for name in self.names], dtype=np.int64)
-        self.was: dict[str, _Doubles] = {
-            name: np.append(np.array(state.columns.get(name, []), dtype=np.float64), -1.0)[row] for name in _COLUMNS
-        }
+        self.was: dict[str, _Doubles] = {name: np.append(state.column(name), -1.0)[row] for name in _COLUMNS}
 
     def kept(self, at_s: int, growth: Points) -> WatchState:
         most = slice(MOST_GPUS)
         return WatchState(
-            at_s, self.names[most], {name: values[most].tolist() for name, values in self.was.items()}, growth
+            at_s,
+            self.names[most],
+            {name: values[most].astype("<f8").tobytes() for name, values in self.was.items()},
+            growth,
         )
 
 

@@ -95,18 +95,29 @@ class LiveWatch:
         unknown = "no Prometheus is configured" if not servers else "; ".join(faults) if not tables else ""
         gpus = self._gpus(rows, hosts, joined(tables), at_s) if tables else GPUS.empty_table()
         chances = self._chances(rows, at_s)
-        for number, row in enumerate(rows):
-            used, limit = memory.get(row["job_id"], (None, None))
-            serves = any(host.lower() in serving for host in hosts[number])
-            row |= {
-                # A server that did not answer, or a node list that cannot be read, may hide an inference server.
-                "is_serving": None if not serves and (faults or not hosts[number]) else serves, "host_used_mib": used,
-                "host_limit_mib": limit, "over_limit_prob": chances.get(row["job_id"]),
-            }  # fmt: skip
-        return Round(at_s, span_s, pa.Table.from_pylist(list(rows), JOBS), gpus, unknown)
+        # A server that did not answer, or a node list that cannot be read, may hide an inference server.
+        serves = [
+            any(host.lower() in serving for host in each) or (None if faults or not each else False) for each in hosts
+        ]
+        more: dict[str, list[Any]] = {
+            "is_serving": serves,
+            "host_used_mib": [memory.get(row["job_id"], (None, None))[0] for row in rows],
+            "host_limit_mib": [memory.get(row["job_id"], (None, None))[1] for row in rows],
+            "over_limit_prob": [chances.get(row["job_id"]) for row in rows],
+        }
+        jobs = pa.Table.from_pylist(list(rows), JOBS)
+        for name, values in more.items():
+            field = JOBS.field(name)
+            jobs = jobs.set_column(JOBS.get_field_index(name), field, pa.array(values, field.type))
+        return Round(at_s, span_s, jobs, gpus, unknown)
 
     def _gpus(self, rows: Rows, hosts: Sequence[tuple[str, ...]], counters: pa.Table, at_s: int) -> pa.Table:
-        """The rows of GPUS: the counters of each GPU that belongs to a job, by the rules of ended jobs.
+        return _gpu_table(self._owned(rows, hosts, counters, at_s), counters)
+
+    def _owned(
+        self, rows: Rows, hosts: Sequence[tuple[str, ...]], counters: pa.Table, at_s: int
+    ) -> list[tuple[int, str, str, int]]:
+        """The GPUs of jobs as `_gpu_table` takes them: whose they are is decided by the rules of ended jobs.
 
         Without those that Slurm contradicts: of a host under two names, and of a GPU whose label names another job.
         """
@@ -148,11 +159,10 @@ class LiveWatch:
         if labeled:
             by_slurm = _owners(attribute(runs, inventory, {}, records, sizes))
             owners = _agreed(owners, by_slurm, {unit: job for job, units in labeled.items() for unit in units}, rows)
-        owned = [
+        return [
             (job, host, f"{gpu}:{mig}" if mig else str(gpu), places[host, (gpu, mig)])
             for (host, gpu, mig), job in owners.items()
         ]
-        return _gpu_table(owned, counters)
 
     def _bindings(self, rows: Rows, at_s: int) -> list[Binding]:
         """Records of a prolog and of squeue, of these runs of the jobs, as of now."""

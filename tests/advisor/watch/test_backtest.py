@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
 
 from advisor.trial import DO_NOT, NO_DATA, SWITCH_ON, Verdict, judge
-from advisor.watch.backtest import _samples, trial_watch
-from advisor.watch.round import GPU_COUNTERS
+from advisor.watch.backtest import _samples, replay, trial_watch
+from advisor.watch.round import GPU_COUNTERS, GPUS, Round
+from advisor.watch.round import JOBS as WATCHED
+from almanac.actions_config import WatchSection
 from almanac.config import Config
 from almanac.units import DAY_S
 from telemetry.counters import GPU_METRICS, HIGHEST
@@ -92,3 +95,20 @@ def test_a_replayed_round_takes_the_values_that_a_live_one_does(tmp_path: Path) 
 
 def test_a_record_without_jobs_is_not_judged(tmp_path: Path) -> None:
     assert verdict_of(Store.create(tmp_path / "s").of("c")).answer == NO_DATA
+
+
+def test_a_replay_cancels_each_job_once_and_few_in_an_hour() -> None:
+    """The jobs of a record run on after their cancel, and take no place of others."""
+    job = {"submit_s": 1, "restarts": 0, "user": "ann", "account": "a", "partition": "gpu", "node_count": 1,
+           "gpu_count": 1, "start_s": FIRST_S, "is_interactive": False, "is_shared": False, "is_serving": False,
+           "comment": ""}  # fmt: skip
+    jobs = pa.Table.from_pylist([{**job, "job_id": number, "user": f"u{number}"} for number in range(25)], WATCHED)
+
+    def at(number: int) -> Round:
+        values = dict.fromkeys(GPU_COUNTERS, math.nan) | {"gpu_util_pct": 0.0, "power_w": 60.0 + number % 7}
+        rows = [{"job": n, "host": f"n{n}", "gpu": "0", "sample_count": 4.0, **values} for n in range(25)]
+        return Round(FIRST_S + 600 * number, 600, jobs, pa.Table.from_pylist(rows, GPUS))
+
+    found = list(replay(map(at, range(1, 40)), WatchSection(cancel=("idle",), partitions=("gpu",), cancel_min=90)))
+    cancels = [(each.at_s, len(cancelled)) for each, _, cancelled in found if cancelled]
+    assert [number for _, number in cancels] == [20, 5] and cancels[1][0] - cancels[0][0] == 3600

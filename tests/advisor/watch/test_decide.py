@@ -257,7 +257,7 @@ def test_the_state_of_another_release_is_not_whole() -> None:
     assert state.is_whole and WatchState().is_whole and decide(None, a_round(0))[0].is_whole
     columns = state.columns
     for other in (
-        {}, {**columns, "new": [0.0, 0.0]}, {**columns, "seen_s": [0.0]},
+        {}, {**columns, "new": bytes(16)}, {**columns, "seen_s": bytes(8)},
         {name: values for name, values in columns.items() if name != "xid_met"},
     ):  # fmt: skip
         assert not msgspec.structs.replace(state, columns=other).is_whole
