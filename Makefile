@@ -99,7 +99,7 @@ bench-power: $(STAMP)
 	@$(call BENCHES,power)
 
 bench-simulator: $(STAMP)
-	@$(call BENCHES,simulation)
+	@$(call BENCHES,simulation rank_choice)
 
 bench-mig: $(STAMP)
 	@$(call BENCHES,$(sort $(notdir $(basename $(wildcard benchmarks/mig_*.py)))))

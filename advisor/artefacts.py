@@ -27,6 +27,7 @@ from advisor.backtest import Scores
 from advisor.duration.blend import PREDICTED_AS_IT_IS
 from advisor.duration.features import NUMBERS
 from advisor.duration.model import CATEGORIES, TREES, DurationModel
+from advisor.duration.rank import RankChoice
 from advisor.duration.rolling import SiteMeans
 from advisor.memory.calibration import Calibration
 from advisor.service import Learned, Trained
@@ -133,6 +134,7 @@ def _duration_meta(trained: Trained) -> dict[str, object]:
         "site": trained.site.to_json(),
         "gpu_time_quantiles_s": list(trained.gpu_time_quantiles_s),
         "model": _model_meta(trained.model) if trained.model else None,
+        "rank": msgspec.to_builtins(trained.rank),
         "scores": json_value(trained.scores),
     }
 
@@ -162,6 +164,7 @@ def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mappin
         scores={str(name): read_scores(values) for name, values in meta["scores"].items()},
         waits=msgspec.convert(hbm_meta.get("recent_waits", {}), WaitGains),
         host=msgspec.convert(hbm_meta.get("host", {}), dict[str, Calibration], str_keys=True),
+        rank=msgspec.convert(meta.get("rank"), RankChoice | None),
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
-from advisor.duration.blend import ChooseExponent, default_exponent
 from advisor.duration.features import AdviceRequest, submitted_by
+from advisor.duration.rank import ChooseRank
 from advisor.duration.service import LearnedDurations, advise_durations, learn_durations
 from advisor.host.options import learn_host
 from advisor.memory.calibration import Calibration
@@ -46,7 +46,7 @@ def train(
     config: Config,
     now_s: int,
     previous: Trained | None = None,
-    choose_exponent: ChooseExponent = default_exponent,
+    choose_rank: ChooseRank | None = None,
     host: pd.DataFrame | None = None,
 ) -> Trained:
     """Learn from load_history(..., running=True). previous: the version in use. host: load_host_history.
@@ -54,7 +54,7 @@ def train(
     Only jobs that ended before now_s count, and the jobs that ran then. Few or no jobs give as much as can be learned.
     """
     return Trained(
-        **vars(learn_durations(history, previous, config, now_s, choose_exponent)),
+        **vars(learn_durations(history, previous, config, now_s, choose_rank)),
         trained_s=now_s,
         calibration=calibrate(submitted_by(history, now_s, config.advice.history_days), config.advice, config.tiers),
         waits=learn_gains(history, now_s),

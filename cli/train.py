@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from advisor.artefacts import load, load_learned, prune, save
+from advisor.duration.rank import rank_words
 from advisor.from_store import drift_of, faults_of
 from advisor.power.lifecycle import train_node_set
 from advisor.service import BUILT_IN, SiteRecord, train, update_own
@@ -22,7 +24,9 @@ from cli.app import App
 from cli.backtest import duration_table
 from cli.models import day, node_names
 from cli.output import json_text, progress
-from simulator.policies.priority import choose_exponent
+from simulator.rank_choice import choose_rank
+from simulator.trial import site_backfill
+from slurm.commands import slurm_settings
 from telemetry.history import load_history, load_host_history
 from telemetry.store.database import check_files
 
@@ -61,6 +65,14 @@ def show_demand_models(outcomes: list[dict[str, Any]]) -> None:
             click.echo(printable(f"{name}: {line}", 1000))
 
 
+def _has_backfill(app: App) -> bool:
+    """False if slurm.conf rules backfill out; True if Slurm does not answer."""
+    try:
+        return bool(site_backfill(slurm_settings(app.commands))[0])
+    except AlmanacError:
+        return True
+
+
 Loaded = TypeVar("Loaded")
 
 
@@ -84,7 +96,8 @@ def command(app: App, as_json: bool) -> None:
     drift = _drift(app, previous, history)
     with progress("train") as advance:
         advance(0, 1, f"{format_count(len(history))} jobs")
-        trained = train(history, app.config, record.now_s, previous, choose_exponent, load_host_history(store))
+        choose = partial(choose_rank, priority=app.config.priority, has_backfill=_has_backfill(app))
+        trained = train(history, app.config, record.now_s, previous, choose, load_host_history(store))
         speeds = learn_site_speeds(load_speed_runs(store), app.config, record.now_s)
         own = update_own(record, _of_current(load_learned, store.models_dir) or {}, app.config)
     if store.forgotten() != forgotten:
@@ -98,7 +111,7 @@ def command(app: App, as_json: bool) -> None:
     services = [*BUILT_IN, *own.names]
     if as_json:
         click.echo(json_text({"version": version, "jobs": trained.jobs, "has_model": trained.model is not None,
-                              "rank_exponent": trained.model.rank_scale.exponent if trained.model else None,
+                              "rank": json_value(trained.rank),
                               "scores": json_value(trained.scores), "drift": drift, "faults": faults,
                               "gpu_types": {name: speeds.families.get(name, 0) for name in speeds.names},
                               "services": services, "service_faults": dict(own.faults), "demand": demand}))  # fmt: skip
@@ -119,7 +132,7 @@ def command(app: App, as_json: bool) -> None:
             f"no duration model: fewer than {app.config.training.min_jobs} jobs. Each user's last runs are used."
         )
         return
-    click.echo(f"the queue ranks by GPUs x predicted time^{trained.model.rank_scale.exponent:g}, as simulated")
+    click.echo(f"order of the queue: {rank_words(trained.rank)}")
     if trained.scores:
         duration_table("duration predicted by", trained.scores).show()
 

@@ -1,3 +1,3 @@
-"""Run times: features of a submission, rolling estimate, LightGBM model, their blend, and their back-test."""
+"""Run times: features of a submission, estimates, their blend, the order of the queue, and a back-test."""
 
-__all__ = ("backtest", "blend", "features", "model", "past", "replay", "rolling", "service")
+__all__ = ("backtest", "blend", "features", "model", "past", "rank", "replay", "rolling", "service")

@@ -6,16 +6,16 @@ OnlinePredictor knows as much as a live one: the events so far, in their order.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from advisor.backtest import Floats, Scores
+from advisor.backtest import Scores
 from advisor.duration.backtest import predictions_of, scores_of
-from advisor.duration.blend import PREDICTED_AS_IT_IS, ChooseExponent, RankScale, clip_to_limit, default_exponent
 from advisor.duration.features import (
     HISTORY_COLUMNS,
     AdviceRequest,
@@ -29,6 +29,7 @@ from advisor.duration.features import (
     submission_of,
 )
 from advisor.duration.model import DurationModel, Fitted, PredictedDurations, fit, learned_rows, split, untrained
+from advisor.duration.rank import DEFAULT_RANK, ChooseRank, RankChoice, RankRule, ReplayedJobs, expected_s, queue_s
 from advisor.duration.replay import (
     DurationEvidence,
     DurationReplay,
@@ -40,48 +41,57 @@ from advisor.duration.rolling import SiteMeans
 from advisor.priority import NO_OVERRUN, Overrun, decide_priority
 from almanac.config import Config, Priority
 from almanac.records import Duration, JobRequest, PriorityAdvice
+from almanac.units import DAY_S
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted duration. queue_gpu_time_s: the GPU-time predicted for the queue, GPU-seconds.
+    """A predicted duration. queue_gpu_time_s: the GPU-time that counts in the queue, GPU-seconds.
 
-    scale: turns it into the GPU-time that ranks the job.
+    rule: turns it into the GPU-time that ranks the job.
     """
 
     duration: Duration
     queue_gpu_time_s: float
     gpu_count: int
-    scale: RankScale
+    rule: RankRule
 
     def ranked(self, gpu_time_s: float) -> float:
         """The GPU-time that ranks the job, GPU-seconds, if gpu_time_s is predicted for it."""
         if not self.gpu_count:
             return 0.0
-        return float(self.scale.ranked(self.gpu_count, gpu_time_s / self.gpu_count))
+        return float(self.rule.ranked(self.gpu_count, gpu_time_s / self.gpu_count))
 
 
 def predict(
-    jobs: Sequence[SubmittedJob], known: Sequence[DurationEvidence], model: DurationModel | None
+    jobs: Sequence[SubmittedJob],
+    known: Sequence[DurationEvidence],
+    model: DurationModel | None,
+    rule: RankRule = DEFAULT_RANK,
 ) -> list[Prediction | None]:
     """Predict each job; None for a job without a rolling estimate if there is no model.
 
-    known: as SiteHistory.known gives them, one a job.
+    known: as SiteHistory.known gives them, one a job. rule: the order of the queue.
     """
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
     predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
-    scale = model.rank_scale if model else PREDICTED_AS_IT_IS
+    counted_s = queue_s(rule.by, features, predicted.rank_s, predicted.high_s)
     return [
         None
         if model is None and math.isnan(rolling_s[place])
-        else _prediction(job, known[place], predicted, place, scale)
+        else _prediction(job, known[place], predicted, place, float(counted_s[place]), rule)
         for place, job in enumerate(jobs)
     ]
 
 
 def _prediction(
-    job: SubmittedJob, known: DurationEvidence, predicted: PredictedDurations, place: int, scale: RankScale
+    job: SubmittedJob,
+    known: DurationEvidence,
+    predicted: PredictedDurations,
+    place: int,
+    queue_s: float,
+    rule: RankRule,
 ) -> Prediction:
     duration_s = float(predicted.duration_s[place])
     model_s, low_s, high_s = (
@@ -98,8 +108,7 @@ def _prediction(
         low_s=low_s,
         high_s=high_s,
     )
-    queue_gpu_time_s = float(predicted.rank_s[place]) * job.gpu_count
-    return Prediction(duration, queue_gpu_time_s, job.gpu_count, scale)
+    return Prediction(duration, queue_s * job.gpu_count, job.gpu_count, rule)
 
 
 QUANTILES = 101
@@ -111,6 +120,7 @@ class LearnedDurations:
 
     jobs, since_s and until_s: how many ended jobs, the first submission and the last end; None without any.
     gpu_time_quantiles_s: GPU-times that rank jobs, of the newest jobs at evenly spaced quantiles; () without any.
+    rank: the order chosen for the queue; None if it could not be judged.
     """
 
     jobs: int
@@ -120,6 +130,12 @@ class LearnedDurations:
     model: DurationModel | None
     gpu_time_quantiles_s: tuple[float, ...]
     scores: Mapping[str, Scores]
+    rank: RankChoice | None = field(default=None, kw_only=True)
+
+    @property
+    def rule(self) -> RankRule:
+        """The order of the queue; the default one until another is chosen."""
+        return self.rank.rule if self.rank else DEFAULT_RANK
 
 
 def learn_durations(
@@ -127,9 +143,12 @@ def learn_durations(
     previous: LearnedDurations | None,
     config: Config,
     now_s: int,
-    choose_exponent: ChooseExponent = default_exponent,
+    choose_rank: ChooseRank | None = None,
 ) -> LearnedDurations:
-    """Learn from the jobs that ended before now_s; few or no jobs give as much as can be learned."""
+    """Learn from the jobs that ended before now_s; few or no jobs give as much as can be learned.
+
+    choose_rank: replays the newest jobs to choose the order of the queue.
+    """
     # The model's random row samples depend on the order of rows: known_at gives one, whatever the frame's.
     known = known_at(history[list(HISTORY_COLUMNS)], now_s)
     model = previous.model if previous else None
@@ -137,7 +156,8 @@ def learn_durations(
     job_id, submit_s, end_s = (ended[name].to_numpy(dtype="int64") for name in ("job_id", "submit_s", "end_s"))
     rows = np.flatnonzero(has_ended(known))[learned_rows(job_id, submit_s, end_s, model)]
     past = replay_durations(known, rows)
-    fitted = fit(past, config.training, now_s, model, choose_exponent)
+    fitted = fit(past, config.training, now_s, model)
+    rank = chosen_rank(fitted, previous.rank if previous else None, choose_rank, now_s)
     before, newest = (fitted.before, fitted.newest) if fitted else split(past)
     site = SiteMeans()
     site.add_all(ended["gpu_count"].fillna(0).to_numpy(dtype="int64"), outcomes(ended)[0])
@@ -147,9 +167,37 @@ def learn_durations(
         until_s=int(ended["end_s"].max()) if len(ended) else None,
         site=site,
         model=fitted.model if fitted else None,
-        gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None),
+        gpu_time_quantiles_s=_gpu_time_quantiles(newest, fitted.model if fitted else None, rank),
+        rank=rank,
         scores=scores_of(predictions_of(_judged(fitted), newest, before), newest),
     )
+
+
+RANK_S = 7 * DAY_S
+"""An order is kept at least this long: jobs that wait longer are few, and each change moves all that wait."""
+
+
+def chosen_rank(
+    fitted: Fitted | None, previous: RankChoice | None, choose: ChooseRank | None, now_s: float
+) -> RankChoice | None:
+    """The order of the queue from now_s on: the previous one for RANK_S, then the one that `choose` gives."""
+    is_due = previous is None or not previous.chosen_s <= now_s < previous.chosen_s + RANK_S
+    told = _judged(fitted)
+    if choose is None or fitted is None or told is None or not is_due:
+        return previous
+    newest = fitted.newest
+    jobs = ReplayedJobs(
+        submit_s=newest.submit_s.astype("float64"),
+        gpu_count=newest.features.number("gpu_count"),
+        run_s=newest.duration_s,
+        wait_s=newest.end_s - newest.duration_s - newest.submit_s,
+        limit_s=np.exp(newest.features.number("log_time_limit")),
+        mean_s=expected_s(newest.features, told.rank_s),
+        high_s=told.high_s,
+        user=np.array(newest.features.category("user"), dtype=str),
+    )
+    found = choose(jobs)
+    return dataclasses.replace(found, chosen_s=int(now_s)) if found else previous
 
 
 def advise_durations(
@@ -164,7 +212,8 @@ def advise_durations(
     site = learned.site if learned else SiteMeans()
     users = {job.user for job in jobs}
     observed = observed_history(users, first.history, first.request.submit_s, site)
-    predictions = predict(jobs, [observed.known(job) for job in jobs], learned.model if learned else None)
+    model, rule = (learned.model, learned.rule) if learned else (None, DEFAULT_RANK)
+    predictions = predict(jobs, [observed.known(job) for job in jobs], model, rule)
     quantiles_s = learned.gpu_time_quantiles_s if learned else ()
     return [
         (prediction.duration, priority_of(job, prediction, quantiles_s, first.config.priority))
@@ -229,7 +278,8 @@ def _predictions_of(
 ) -> tuple[list[SubmittedJob], list[Prediction | None]]:
     jobs = [submission_of(request, config.tiers) for request in requests]
     observed = observed_history({job.user for job in jobs}, history, now_s, trained.site if trained else SiteMeans())
-    return jobs, predict(jobs, [observed.known(job, now_s) for job in jobs], trained.model if trained else None)
+    model, rule = (trained.model, trained.rule) if trained else (None, DEFAULT_RANK)
+    return jobs, predict(jobs, [observed.known(job, now_s) for job in jobs], model, rule)
 
 
 def _judged(fitted: Fitted | None) -> PredictedDurations | None:
@@ -237,16 +287,18 @@ def _judged(fitted: Fitted | None) -> PredictedDurations | None:
     return fitted.model.blend(fitted.parts, fitted.newest.features) if fitted and fitted.parts else None
 
 
-def _gpu_time_quantiles(newest: DurationReplay, model: DurationModel | None) -> tuple[float, ...]:
-    rank_s: Floats = clip_to_limit(newest.rolling_s, newest.features)
-    if model is not None and len(rank_s):
-        rank_s = model.predict_all(newest.features, newest.rolling_s).rank_s
-    scale = model.rank_scale if model else PREDICTED_AS_IT_IS
-    gpu_count = newest.features.number("gpu_count")
-    is_in = (gpu_count > 0) & np.isfinite(rank_s)
+def _gpu_time_quantiles(
+    newest: DurationReplay, model: DurationModel | None, rank: RankChoice | None
+) -> tuple[float, ...]:
+    if not len(newest):
+        return ()
+    rule, features, rolling_s = rank.rule if rank else DEFAULT_RANK, newest.features, newest.rolling_s
+    predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
+    counted_s, gpu_count = queue_s(rule.by, features, predicted.rank_s, predicted.high_s), features.number("gpu_count")
+    is_in = (gpu_count > 0) & np.isfinite(counted_s)
     if not is_in.any():
         return ()
-    gpu_time_s = scale.ranked(gpu_count[is_in], rank_s[is_in])
+    gpu_time_s = rule.ranked(gpu_count[is_in], counted_s[is_in])
     return tuple(np.quantile(gpu_time_s, np.linspace(0, 1, QUANTILES)).tolist())
 
 
@@ -261,11 +313,12 @@ class _SimulatedJob:
 class OnlinePredictor:
     """Observe submissions, starts and ends in order of time. Trains every training.retrain_hours.
 
-    trainings: number of models trained so far.
+    trainings: number of models trained so far. rule: the order of the queue, instead of one that trainings choose.
     """
 
-    def __init__(self, config: Config, choose_exponent: ChooseExponent = default_exponent) -> None:
-        self._config, self._choose_exponent = config, choose_exponent
+    def __init__(self, config: Config, choose_rank: ChooseRank | None = None, rule: RankRule | None = None) -> None:
+        self._config, self._choose_rank, self._rule = config, choose_rank, rule
+        self.rank: RankChoice | None = None
         self._observed = SiteHistory()
         self._jobs: dict[Hashable, _SimulatedJob] = {}
         self._model: DurationModel | None = None
@@ -279,12 +332,16 @@ class OnlinePredictor:
         known = [self._observed.known(job) for _, job in submitted]
         for (key, job), each in zip(submitted, known, strict=True):
             self._jobs[key] = _SimulatedJob(job, each)
-        return predict([job for _, job in submitted], known, self._model)
+        return predict([job for _, job in submitted], known, self._model, self.rule)
+
+    @property
+    def rule(self) -> RankRule:
+        return self._rule or (self.rank.rule if self.rank else DEFAULT_RANK)
 
     def predict_again(self, keys: Sequence[Hashable], now_s: int) -> list[Prediction | None]:
         """The newest model's predictions from what is known now, as `almanac reprioritize` makes them."""
         jobs = [self._jobs[key].submission for key in keys]
-        return predict(jobs, [self._observed.known(job, now_s) for job in jobs], self._model)
+        return predict(jobs, [self._observed.known(job, now_s) for job in jobs], self._model, self.rule)
 
     def start(self, key: Hashable, start_s: int) -> None:
         job = self._jobs[key]
@@ -313,6 +370,8 @@ class OnlinePredictor:
             job_id=np.array([number for number, _ in numbered], dtype="int64"),
         )
         past = past.select(learned_rows(past.job_id, past.submit_s, past.end_s, self._model))
-        fitted = fit(past, self._config.training, now_s, self._model, self._choose_exponent)
+        fitted = fit(past, self._config.training, now_s, self._model)
+        if self._rule is None:
+            self.rank = chosen_rank(fitted, self.rank, self._choose_rank, now_s)
         self._model = fitted.model if fitted else None
         self.trainings += fitted is not None

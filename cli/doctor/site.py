@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from advisor.artefacts import load
+from advisor.duration.rank import rank_words
 from advisor.from_store import faults_of
 from advisor.power.lifecycle import WINDOW_DAYS, budget_alarms, usable_demand
 from advisor.power.model import LEAST_DAYS, trained_sets
@@ -201,6 +202,7 @@ def check_models(app: App) -> Iterator[Check]:
                 yield Check("models", "warn", f"{said}; not used: {'; '.join(faults)}", todo)
             else:
                 yield Check("models", "ok", said)
+            yield Check("order", "ok", f"{cluster}: {rank_words(trained.rank)}")
             if app.config.tiers:
                 yield memory_risk(cluster, trained.calibration, app.config.advice.risk)
 

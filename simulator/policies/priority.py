@@ -1,111 +1,32 @@
 """QSSF: the shortest predicted GPU-time first (Hu et al., SC'21, 4.2), as the hooks rank jobs, and its controls.
 
-Each prediction is made from jobs that ended in the simulation before the submission.
-
-The weight of predicted run times is an exponent: jobs start in the order GPUs x predicted run time^exponent. To choose
-it, the newest jobs of the site's own record run on equal nodes, in strict order, on clusters of several sizes, because
-a single size can differ by luck.
+Each prediction is made from jobs that ended in the simulation before the submission. Trainings choose the order as
+`almanac train` does (simulator.rank_choice).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from advisor.duration.blend import DEFAULT_EXPONENT, QueuedJobs, RankScale, default_exponent
 from advisor.duration.features import SubmittedJob
+from advisor.duration.rank import DEFAULT_RANK, mean_rule
 from advisor.duration.service import OnlinePredictor, Prediction, priority_of
-from advisor.priority import NO_OVERRUN, decide_priority, site_factor
+from advisor.priority import NO_OVERRUN, decide_priority
 from almanac.config import Config
 from almanac.errors import RequestError
 from almanac.names import name_key
-from almanac.submit_config import Priority
-from simulator.cluster import Cluster, uniform
+from simulator.cluster import Cluster
 from simulator.engine import simulate
-from simulator.policies.base import Actions, ClusterView, Fifo, GivenOrder, Policy, Ranking
-from simulator.workload import Workload, make_workload
-
-EXPONENTS = (0.25, 0.5, 0.75, 1.0)
-FIFO_WAITS = (0.4, 0.7, 0.9)
-"""Shares of the mean JCT under FIFO that are waiting: one size of the cluster for each (Hu et al., SC'21, 4.2.3)."""
-MIN_JOBS, NODE_GPUS = 200, 8
-CLEARLY = 0.01
-"""Another exponent than the default must shorten the mean JCT by this share."""
-
-
-def choose_exponent(jobs: QueuedJobs) -> float:
-    """One of EXPONENTS; the default without enough jobs, or without a clearly better one."""
-    if len(jobs.submit_s) < MIN_JOBS:
-        return DEFAULT_EXPONENT
-    try:
-        jct_s = mean_jct_s(jobs)
-    except RequestError:
-        return DEFAULT_EXPONENT
-    best = min(jct_s, key=lambda exponent: (jct_s[exponent], exponent))
-    return best if jct_s[best] < (1 - CLEARLY) * jct_s[DEFAULT_EXPONENT] else DEFAULT_EXPONENT
-
-
-def mean_jct_s(jobs: QueuedJobs) -> Mapping[float, float]:
-    """Return the geometric mean over cluster sizes of the mean JCT, seconds, by exponent.
-
-    Raises RequestError if no job can run.
-    """
-    records = {"submit_s": jobs.submit_s, "run_s": np.ceil(jobs.run_s), "gpu_count": jobs.gpu_count}
-    workload = make_workload(pd.DataFrame({**records, "job_id": np.arange(len(jobs.submit_s)).astype(str)}))
-    predicted_s = jobs.predicted_s[workload.array("job_id").astype("int64")]
-    gpu_count = workload.array("gpu_count").astype("float64")
-    sizes = _sizes(workload)
-    return {
-        exponent: math.exp(
-            np.mean([
-                math.log(_outcome(workload, nodes, GivenOrder(gpu_count * predicted_s**exponent))[0])
-                for nodes in sizes
-            ])
-        )
-        for exponent in EXPONENTS
-    }  # fmt: skip
-
-
-def _outcome(workload: Workload, nodes: int, policy: Policy) -> tuple[float, float]:
-    """(mean JCT, mean wait), seconds."""
-    record = simulate(workload, uniform(nodes, NODE_GPUS), policy)
-    jct_s = float(np.mean(record.end_s - workload.array("submit_s")))
-    return jct_s, float(np.mean(record.start_s - workload.array("submit_s")))
-
-
-def _sizes(workload: Workload) -> list[int]:
-    """Numbers of nodes on which FIFO waits for about the shares FIFO_WAITS; fewer where sizes are the same."""
-
-    @cache
-    def share(nodes: int) -> float:
-        jct_s, wait_s = _outcome(workload, nodes, Fifo())
-        return wait_s / jct_s
-
-    least = math.ceil(int(workload.array("gpu_count").max()) / NODE_GPUS)
-    most = least + math.ceil(_peak_gpus(workload) / NODE_GPUS)
-    sizes = []
-    for goal in FIFO_WAITS:
-        low, high = least, most
-        while low < high:  # the first size that waits for less than the goal
-            middle = (low + high) // 2
-            low, high = (low, middle) if share(middle) <= goal else (middle + 1, high)
-        sizes.append(low)
-    return sorted(set(sizes))
-
-
-def _peak_gpus(workload: Workload) -> int:
-    """The most GPUs that run at once if no job waits."""
-    submit_s, gpus = workload.array("submit_s"), workload.array("gpu_count")
-    times, changes = np.concatenate([submit_s, submit_s + workload.array("run_s")]), np.concatenate([gpus, -gpus])
-    return int(np.cumsum(changes[np.lexsort((changes, times))]).max())
-
+from simulator.policies.base import Actions, ClusterView, Policy, Ranking
+from simulator.rank_choice import aged_key, aged_keys, choose_rank
+from simulator.workload import Workload
 
 FIRST_GUESS_S = 3600.0
 """Run time of jobs that arrive before any job has ended: they go by GPU count."""
@@ -117,19 +38,20 @@ class Predicted(Policy):
 
     Once a model is trained, it ranks waiting jobs again, by what is known then, as `almanac reprioritize` does.
 
-    exponent: of predicted run times, instead of the one that trainings choose: 1 is GPU-time, 0 the GPU count alone.
+    exponent: of expected run times, instead of the order that trainings choose: 1 is GPU-time, 0 the GPU count alone.
     """
 
     observes: ClassVar[bool] = True
 
     def __init__(self, config: Config, exponent: float | None = None) -> None:
         self._config = config
-        self._scale = None if exponent is None else RankScale(exponent)
+        self._rule = None if exponent is None else mean_rule(exponent)
 
     def rank(self, workload: Workload, cluster: Cluster) -> Ranking | None:
         self._started = set[int]()
         self._jobs = _submissions(workload)
-        self._online = OnlinePredictor(self._config, choose_exponent if self._scale is None else default_exponent)
+        choose = partial(choose_rank, priority=self._config.priority, has_backfill=self.backfill != "none")
+        self._online = OnlinePredictor(self._config, choose, self._rule)
         if workload.history is not None:
             _replay(workload.history, int(workload.array("submit_s")[0]), self._online)
         self._trainings = self._online.trainings
@@ -146,8 +68,6 @@ class Predicted(Policy):
         return self._ranking(jobs, self._online.predict_again(jobs, now_s), now_s)
 
     def _ranking(self, jobs: Sequence[int], predictions: Sequence[Prediction | None], now_s: int) -> Ranking:
-        if self._scale is not None:
-            predictions = [each and dataclasses.replace(each, scale=self._scale) for each in predictions]
         expected_s = [each.duration.duration_s if each else FIRST_GUESS_S for each in predictions]
         keys = [self.key(job, each, now_s) for job, each in zip(jobs, predictions, strict=True)]
         return Ranking(np.array(keys, dtype="float64"), np.ceil(np.array(expected_s)))
@@ -225,8 +145,8 @@ class Qssf(Predicted):
             return self._jobs[job].gpu_count * FIRST_GUESS_S
         gpus = self._jobs[job].gpu_count
         # The stretch only weighs the rank against the age of jobs, which does not count here.
-        scale = dataclasses.replace(prediction.scale, stretch=1.0)
-        return float(scale.ranked(gpus, prediction.queue_gpu_time_s / gpus))
+        rule = dataclasses.replace(prediction.rule, stretch=1.0)
+        return float(rule.ranked(gpus, prediction.queue_gpu_time_s / gpus))
 
 
 class AgedQssf(Qssf):
@@ -247,17 +167,6 @@ class AgedQssf(Qssf):
         return aged_key(submission.submit_s, advice.site_factor, settings)
 
 
-def aged_key(submit_s: float, factor: float, priority: Priority) -> float:
-    """The place in the queue of a site factor and Slurm's age factor: the greatest sum is the smallest key."""
-    return submit_s / (priority.tau_hours * 3600) - factor / priority.points_per_e
-
-
-def aged_keys(workload: Workload, gpu_time_s: npt.NDArray[np.float64], priority: Priority) -> list[float]:
-    """The places of the jobs with these GPU-times in the queue, if the site factor came from them."""
-    pairs = zip(workload.array("submit_s").tolist(), gpu_time_s.tolist(), strict=True)
-    return [aged_key(submit_s, site_factor(ranked_s, priority), priority) for submit_s, ranked_s in pairs]
-
-
 class AgedGpuCount(Policy):
     """A control: the order of the site factor, if every job were predicted to run equally long."""
 
@@ -268,7 +177,7 @@ class AgedGpuCount(Policy):
 
     def rank(self, workload: Workload, cluster: Cluster) -> Ranking:
         gpu_time_s = workload.array("gpu_count").astype("float64") * FIRST_GUESS_S
-        return Ranking(np.array(aged_keys(workload, gpu_time_s, self._priority)))
+        return Ranking(np.array(aged_keys(workload.array("submit_s"), gpu_time_s, self._priority)))
 
 
 class RelievedQssf(Qssf):
@@ -328,7 +237,7 @@ class ShuffledQssf(Policy):
     name: ClassVar[str] = "qssf-shuffled"
 
     def __init__(self, config: Config, seed: int = 0, exponent: float | None = None, is_aged: bool = False) -> None:
-        default = DEFAULT_EXPONENT if is_aged else 1.0
+        default = DEFAULT_RANK.exponent if is_aged else 1.0
         self._config, self._seed, self._is_aged = config, seed, is_aged
         self._exponent = default if exponent is None else exponent
 
@@ -337,8 +246,8 @@ class ShuffledQssf(Policy):
         drawn = np.random.default_rng(self._seed).integers(np.arange(1, len(run_s) + 1))
         gpus = workload.array("gpu_count").astype("float64")
         if self._is_aged:
-            ranked_s = RankScale(self._exponent, float(np.exp(np.mean(np.log(run_s))))).ranked(gpus, run_s[drawn])
-            return Ranking(np.array(aged_keys(workload, ranked_s, self._config.priority)))
+            ranked_s = mean_rule(self._exponent).ranked(gpus, run_s[drawn])
+            return Ranking(np.array(aged_keys(workload.array("submit_s"), ranked_s, self._config.priority)))
         return Ranking(gpus * run_s[drawn] ** self._exponent)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from advisor.duration.rank import DEFAULT_RANK, NO_RANK, RankChoice, RankRule
 from telemetry.store.store import Store
 
 if TYPE_CHECKING:
@@ -93,12 +94,17 @@ def test_what_looks_at_everybodys_jobs_is_for_operators(
     assert "operator" in done.stderr
 
 
-def test_training_asks_the_simulation_how_far_the_queue_relies_on_predictions(
-    site: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert site.json("train", "--json")["rank_exponent"] in (0.25, 0.5, 0.75, 1.0)
-    monkeypatch.setattr("cli.train.choose_exponent", lambda jobs: 0.6 if len(jobs.run_s) > 100 else 0.1)
-    assert site.json("train", "--json")["rank_exponent"] == 0.6
+def test_training_keeps_the_order_that_a_replay_chose(site: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(choice: RankChoice, keep_s: int) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr("cli.train.choose_rank", lambda jobs, **_: choice)
+            patch.setattr("advisor.duration.service.RANK_S", keep_s)
+            return site.json("train", "--json")["rank"]
+
+    first = trained(RankChoice(RankRule("limit", 1.0), 0, 300), 0)
+    assert (first["rule"], first["jobs"]) == ({"by": "limit", "exponent": 1.0, "stretch": 1.0}, 300)
+    assert trained(RankChoice(NO_RANK, 0, 1), 7 * 86_400) == first, "an order is kept for a week"
+    assert trained(RankChoice(DEFAULT_RANK, 0, 1), 0)["rule"]["by"] == "mean"
 
 
 def test_one_can_go_back_to_the_version_before(site: CommandLine) -> None:

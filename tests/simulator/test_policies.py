@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from advisor.duration.rank import DEFAULT_RANK, RankChoice, RankRule, mean_rule
 from almanac.config import Config
 from almanac.errors import RequestError
 from simulator import comparison as registry
@@ -88,22 +89,24 @@ def test_the_first_predictions_come_from_the_history(config: Config) -> None:
     assert min(known[job] for job in range(60) if users[job] == "u1") > 1000
 
 
-@pytest.mark.parametrize(("given", "chosen"), [(None, 0.3), (0.8, 0.8)])
-def test_trainings_in_a_simulation_choose_the_exponent(
-    given: float | None, chosen: float, config: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("given", "chosen"), [(None, RankRule("gpus", 1.0)), (0.8, mean_rule(0.8))])
+def test_trainings_in_a_simulation_choose_the_order(
+    given: float | None, chosen: RankRule, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = dataclasses.replace(config, training=dataclasses.replace(config.training, min_jobs=40, retrain_hours=1))
-    monkeypatch.setattr("simulator.policies.priority.choose_exponent", lambda jobs: 0.3)
-    used = set[float]()
+    monkeypatch.setattr(
+        "simulator.policies.priority.choose_rank", lambda jobs, **_: RankChoice(RankRule("gpus", 1.0), 0)
+    )
+    used = set[RankRule]()
 
     class Watched(Qssf):
         def key(self, job: int, prediction: Any, now_s: int) -> float:
-            used.update([prediction.scale.exponent] if prediction else [])
+            used.update([prediction.rule] if prediction else [])
             return super().key(job, prediction, now_s)
 
     simulate(make_workload(habits(400)), uniform(4, 4), Watched(quick, given))
     assert chosen in used
-    assert used <= {chosen, 1.0, 0.5}, "1 without a model, 0.5 without unseen jobs"
+    assert used <= {chosen, DEFAULT_RANK}, "the default without unseen jobs"
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy"])

@@ -10,6 +10,7 @@ import pytest
 
 from advisor.duration.features import Event, events, submissions
 from advisor.duration.model import fit
+from advisor.duration.rank import DEFAULT_RANK, queue_s
 from advisor.duration.replay import replay_durations
 from advisor.duration.rolling import SiteMeans
 from advisor.duration.service import LearnedDurations, OnlinePredictor, priorities_of, priority_of
@@ -55,7 +56,8 @@ def test_it_says_what_the_batch_trainer_says(site_history: pd.DataFrame, config:
         if fitted is not None:
             tested = past.select(is_in)
             predicted = fitted.model.predict_all(tested.features, tested.rolling_s)
-            expected = fitted.model.rank_scale.ranked(tested.features.number("gpu_count"), predicted.rank_s)
+            queued_s = queue_s("mean", tested.features, predicted.rank_s, predicted.high_s)
+            expected = DEFAULT_RANK.ranked(tested.features.number("gpu_count"), queued_s)
             assert [said[row] for row in np.flatnonzero(is_in)] == pytest.approx(expected.tolist(), rel=1e-12)
             compared += len(tested)
         later = past.submit_s[past.submit_s >= until_s]
