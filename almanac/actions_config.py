@@ -31,9 +31,14 @@ class NodeSet:
     name: str = key("", "name; letters, digits, ., _ and -")
     nodes: str = key("", "hostlist of the nodes, such as gpu[001-064]")
     feature: str = key("", "node feature of the nodes, such as hbm80g")
-    partition: str = key("", "partition of the nodes")
+    partition: str = key("", "partition of the nodes; several, separated by commas, are one pool of nodes")
     exclude: str = key("", "hostlist of nodes that always stay on")
     warm_minimum: int = key(1, "nodes that always stay on and idle, ready for a job", low=0)
+
+    @property
+    def partitions(self) -> frozenset[str]:
+        """Partitions whose nodes the set pools; empty if other keys select its nodes."""
+        return frozenset(name.strip() for name in self.partition.split(",")) - {""}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,12 @@ class Power:
     """Node power saving. almanac never touches a node outside all [[node_sets]]."""
 
     mode: PowerMode = key("observe", "off; observe: only log plans; apply: power nodes down and up")
-    wakeups_per_day: float = key(1.0, "budget: wake-ups of a node set for each day", low=0, high=1000)
+    boots_per_node: float = key(
+        0.1, "budget: boots of a node for each day, on average over its node set", low=0, high=24
+    )
+    wakeups_per_day: float = key(
+        -1.0, "budget: wake-ups of a node set for each day; below 0: no limit", low=-1, high=1000
+    )
     short_min_per_day: float = key(
         2.0, "budget: minutes for each day in which a node set may have fewer nodes on than jobs want", low=0, high=1440
     )

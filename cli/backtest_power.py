@@ -42,11 +42,14 @@ RECORD_DAYS = 400
 @click.option("-E", "--endtime", metavar="TIME", help="End of the scored time. [end of the record]")
 @click.option("--train-until", metavar="TIME", help="End of the training time. [2/3 of the time before -S]")
 @click.option("--tune-until", metavar="TIME", help="End of the time for choosing settings. [-S, or 3/4 of the record]")
+@click.option("--boots", metavar="B", type=click.FloatRange(min=0),
+              help="Budget: nodes booted per day. [power.boots_per_node x nodes of the set]")  # fmt: skip
 @click.option("--wakeups", metavar="W", type=click.FloatRange(min=0),
               help="Budget: wake-ups per day. [power.wakeups_per_day]")  # fmt: skip
 @click.option("--shortage", metavar="S", type=click.FloatRange(min=0),
               help="Budget: minutes per day with too few nodes. [power.short_min_per_day]")  # fmt: skip
-@click.option("--vc", default="", metavar="NAME", help="Use only rows of the file with NAME in column vc.")
+@click.option("--vc", default="", metavar="NAME,...",
+              help="Use only rows of the file with NAME in column vc. Several names are one pool.")  # fmt: skip
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=8, show_default=True,
               help="GPUs per node, for files that count GPUs.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the forecast.")
@@ -74,18 +77,24 @@ def power(app: App, /, path: Path | None, as_json: bool, plot: Path | None, **op
 
 def _replay(record: PowerRecord, options: dict[str, Any], power: Power) -> tuple[PowerBacktest, dict[str, JobDelays]]:
     from advisor.power.backtest import Rates, backtest_power, delays_in, spans_of
-    from advisor.power.decide import Budget
     from advisor.power.forecast import load_holidays
+    from advisor.power.lifecycle import budget_of, typical_nodes
     from advisor.power.replay import Plant
 
     names = ("train_until", "tune_until", "starttime", "endtime")
     with more_needed(record):
         spans = spans_of(record.series, *(parse_time(options[name], name) for name in names))
+    given = {"boots_per_day": "boots", "short_min_per_day": "shortage", "wakes_per_day": "wakeups"}
+    budget = dataclasses.replace(
+        budget_of(power, typical_nodes(record.series)),
+        **{field: options[name] for field, name in given.items() if options[name] is not None},
+    )
+    options["budget"] = budget
     plant = dataclasses.replace(Plant.configured(power), boot_min=options["boot"])
     rates = Rates(options["idle_watts"], options["pue"], max(0.0, options["price"]), options["co2"])
     with progress("backtest") as advance:
         outcome = backtest_power(
-            record.series, spans, Budget(options["wakeups"], options["shortage"]), seed=options["seed"],
+            record.series, spans, budget, seed=options["seed"],
             plant=plant, rates=rates, holidays=load_holidays(options["holidays"]), tick=advance,
         )  # fmt: skip
     rows = slice(spans.score, spans.end)
@@ -106,14 +115,15 @@ def _result(
         "series": record.name, "node_set": record.node_set, "nodes": record.nodes,
         record.unit: series.counts.seen, "kept": series.counts.kept, "dropped": dict(series.counts.dropped),
         "unusable_minutes": series.marks, "spans": times, "days": outcome.days,
-        "budget": {"wakes_per_day": options["wakeups"], "short_min_per_day": options["shortage"]},
+        "budget": options["budget"],
         "boot_min": options["boot"], "seed": options["seed"], "utilization_before": outcome.utilization_before,
         "controllers": [
             {**vars(score), "money": score.money if options["price"] >= 0 else None,
              "jobs": delays.get(score.controller)}
             for score in outcome.scores
         ],
-        "forecasts": outcome.skills, "settings": outcome.settings, "notes": outcome.notes,
+        "forecasts": outcome.trials, "forecast_used": outcome.used, "settings": outcome.settings,
+        "notes": outcome.notes,
     }  # fmt: skip
     return BacktestResult(facts, _text(outcome, delays, options, currency), outcome.comparison, picture)
 
@@ -128,8 +138,8 @@ def _text(
         (
             ("controller", lambda each: each.controller),
             ("asleep", lambda each: f"{each.asleep:.1f}"),
-            ("wakes/d", lambda each: f"{each.wakes_per_day:.2f}"),
-            ("nodes", lambda each: number_text(each.nodes_per_wake, ".1f")),
+            ("boots/d", lambda each: f"{each.boots_per_day:.1f}"),
+            ("wakes/d", lambda each: number_text(each.wakes_per_day, ".2f")),
             ("short/d", lambda each: f"{each.short_min_per_day:.2f}"),
             ("late", lambda each: late(each, "delayed", ",")),
             ("mean min", lambda each: late(each, "mean_min", ".1f")),
@@ -149,10 +159,13 @@ def _text(
         outcome.scores,
     )
     jobs = max((each.jobs for each in delays.values()), default=0)
-    budget = f"{options['wakeups']:g} wake-ups, {options['shortage']:g} min with too few nodes"
+    own = options["budget"]
+    wakes = "" if own.wakes_per_day is None else f"{own.wakes_per_day:g} wake-ups, "
+    budget = f"{own.boots_per_day:g} node boots, {wakes}{own.short_min_per_day:g} min with too few nodes"
     use = f"node use without power saving: {outcome.utilization_before:.1%}; used: share of powered nodes in use"
     return [
         f"scored {outcome.days:.1f} days; budget per day: {budget}",
+        f"forecast used by almanac: {outcome.reason}",
         *(f"note: {printable(note, 300)}" for note in outcome.notes),
         replayed, use,
         f"late: delayed jobs, of {format_count(jobs)}\n" if delays else "late: unknown, because the file has no jobs\n",
@@ -176,7 +189,7 @@ def configured(config: Config) -> dict[str, Any]:
     """Values of the budget, unless options give them, and of the site. A price below 0 is not configured."""
     power = config.power
     return {
-        "wakeups": power.wakeups_per_day, "shortage": power.short_min_per_day, "boot": power.boot_min,
+        "shortage": power.short_min_per_day, "boot": power.boot_min,
         "idle_watts": max(0.0, power.idle_watts - power.asleep_watts), "pue": power.pue, "price": config.cost.per_kwh,
         "co2": power.co2_kg_per_kwh, "holidays": power.holidays,
     }  # fmt: skip

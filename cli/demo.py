@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.power.decide import Spent
-from advisor.power.forecast import HORIZON, STEP_MIN
+from advisor.power.forecast import HORIZON, QUANTILE, STEP_MIN
 from advisor.power.lifecycle import usable_demand
 from advisor.power.model import TAIL_MIN
 from almanac.atomic import make_folders, write_atomically
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
     from advisor.power.model import PowerDecision
 
 
-QUANTILES = (0.5, 0.8, 0.95)
-QUIET_DAYS = 3
 """Days without a wake-up before the plan, because the plan depends on the rest of the budget."""
-POWER_COLUMNS = ("node set", "nodes", "in use", "50%", "80%", "95%", "keep on", "power down", "why")
+POWER_COLUMNS = ("node set", "nodes", "in use", "forecast", "keep on", "power down", "why")
 
 
 def show_power(app: App) -> None:
@@ -58,8 +56,10 @@ def show_power(app: App) -> None:
         rows.append(row)
         until_s = max(until_s, end_s)
     hours = HORIZON * STEP_MIN // 60
-    click.echo(f"\nPlan at {format_moment(until_s)}, if all nodes are on and no node woke for {QUIET_DAYS} days.")
-    click.echo(f"50%, 80%, and 95%: quantiles of the highest number of nodes in use within {hours} h.")
+    click.echo(f"\nPlan at {format_moment(until_s)}, if all nodes are on.")
+    click.echo(
+        f"forecast: highest number of nodes in use within {hours} h, at most so many {QUANTILE:.0%} of the time."
+    )
     show_table(POWER_COLUMNS, rows, right=POWER_COLUMNS[1:-1])
 
 
@@ -68,17 +68,16 @@ def _plan(app: App, node_set: NodeSet) -> tuple[list[str], int]:
     store, names = app.store, node_names(app, node_set)
     trained, why = usable_demand(store.models_dir, node_set, app.now_s())
     if trained is None:
-        return [node_set.name, str(len(names)), *["-"] * 6, why], 0
+        return [node_set.name, str(len(names)), *["-"] * 4, why], 0
     since_s = trained.until_s - TAIL_MIN * 60
     series = demand_series(store, node_set, names, since_s, trained.until_s)
-    decision = trained.model.decide(series, len(names), Spent(since_s=trained.until_s - QUIET_DAYS * 86_400))
+    decision = trained.model.decide(series, len(names), Spent())
     return [node_set.name, str(len(names)), f"{series.active[-1]:.0f}", *_numbers(decision, len(names)),
             decision.reason], trained.until_s  # fmt: skip
 
 
 def _numbers(decision: PowerDecision, total: int) -> list[str]:
-    forecast = [decision.forecast.get((HORIZON * STEP_MIN, quantile)) for quantile in QUANTILES]
-    shown = ["-" if nodes is None else f"{min(nodes, total):.0f}" for nodes in forecast]
+    shown = [f"{min(nodes, total):.0f}" for nodes in decision.forecast.values()] or ["-"]
     kept = total if decision.target is None else decision.target
     return [*shown, str(kept), str(max(total - kept, 0))]
 
@@ -99,7 +98,7 @@ constraint = "hbm80g"
 NODE_SETS = """
 # So few nodes, with jobs of up to four of them, cannot sleep at the default budget.
 [power]
-wakeups_per_day = 6.0
+boots_per_node = 1.0
 short_min_per_day = 20.0
 
 [[node_sets]]

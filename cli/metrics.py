@@ -20,7 +20,7 @@ from reports.self_metrics import collect
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from advisor.power.model import TrainedDemand
+    from advisor.power.versions import TrainedDemand
     from slurm_hooks.nodes.engine import NodeFolder
     from slurm_hooks.power.nodes import PowerState
     from telemetry.power.demand import NodeUse
@@ -74,7 +74,7 @@ def _of_nodes(uses: Mapping[Labels, NodeUse], now_s: int) -> Iterator[Metric]:
 
 def _models(store: ClusterStore) -> Iterator[tuple[str, TrainedDemand]]:
     """The current model of each node set. `almanac doctor` reports damaged ones."""
-    from advisor.power.model import load_demand, trained_sets
+    from advisor.power.versions import load_demand, trained_sets
 
     models_dir = store.models_dir
     for name in trained_sets(models_dir):
@@ -113,7 +113,7 @@ def _of_runs(folder: NodeFolder[PowerState], clusters: Sequence[str], counted: C
     )  # fmt: skip
     yield family(
         "almanac_power_forecast_nodes", "gauge",
-        "Highest number of nodes in use within the next 6 hours, by quantile, as the last run forecast it.",
+        "Highest number of nodes in use within the next 3 hours, by quantile, as the last run forecast it.",
         [((("cluster", cluster), ("node_set", name), ("quantile", f"{quantile:g}")), nodes)
          for cluster, memory in memories.items() for name, each in sorted(memory.sets.items())
          for quantile, nodes in each.forecast],

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from advisor.artefacts import roll_back, use, versions
-from advisor.power.lifecycle import expected_loss
-from advisor.power.model import demand_versions, roll_back_demand, trained_sets, use_demand
+from advisor.power.versions import demand_versions, roll_back_demand, trained_sets, use_demand
 from almanac.config import NodeSet
 from almanac.errors import ConfigError
 from almanac.units import format_count, json_value, number_text
@@ -21,12 +20,12 @@ from slurm.node_sets import members
 
 if TYPE_CHECKING:
     from advisor.artefacts import Version
-    from advisor.power.model import DemandVersion
+    from advisor.power.versions import DemandVersion
 
 
 PREVIOUS = "previous"
 """Stands for a version in --use. Names of versions begin with their time."""
-DEMAND_COLUMNS = ("", "node set", "version", "from", "to", "almanac", "forecasts used", "pinball loss")
+DEMAND_COLUMNS = ("", "node set", "version", "from", "to", "almanac", "forecast", "pinball loss")
 
 
 def day(time_s: int | None) -> str:
@@ -61,10 +60,9 @@ def _demand_row(node_set: str, version: DemandVersion) -> list[str]:
     if trained is None:
         return [mark, node_set, version.name, "-", "-", "unusable", "-", "-"]
 
-    skills = trained.model.forecaster.skills
-    used = f"{sum(skill.is_model_used for skill in skills)} of {len(skills)}"
+    used = trained.model.used
     span = [day(trained.since_s), day(trained.until_s)]
-    return [mark, node_set, version.name, *span, trained.code_version, used, f"{expected_loss(skills):.2f}"]
+    return [mark, node_set, version.name, *span, trained.code_version, used.kind, f"{used.loss:.2f}"]
 
 
 def _demand_json(version: DemandVersion) -> dict[str, Any]:
@@ -73,8 +71,8 @@ def _demand_json(version: DemandVersion) -> dict[str, Any]:
     if trained is None:
         return found
     keys = ("code_version", "trained_s", "since_s", "until_s", "selection", "drift")
-    skills = [vars(skill) for skill in trained.model.forecaster.skills]
-    return {**found, **{key: getattr(trained, key) for key in keys}, "forecasts": skills}
+    model = trained.model
+    return {**found, **{key: getattr(trained, key) for key in keys}, "used": model.used.kind, "forecasts": model.trials}
 
 
 @click.command("models")

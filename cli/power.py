@@ -233,12 +233,16 @@ def show_plan(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None, mode: Powe
     for place, each in enumerate(plan.sets):
         say(0, f"{each.node_set}: {_counts(each.demand, each.powered)}")
         say(2, _target(each))
+        if each.forecaster:
+            say(2, f"forecast: {each.forecaster}")
         for what, names in each.orders().items():
             say(2, f"{_WORDS.get(what, what)} {len(names)}: {_hosts(names)}")
         if each.target is not None and (more := each.powered - each.target - len(each.chosen.power_down)) > 0:
             say(2, f"{more} more stay on ({_STAY})")
         if each.chosen.short:
             say(2, f"{each.chosen.short} nodes too few: almanac has no other node to wake")
+        if each.failures.later:
+            say(2, f"did not wake for lack of cloud capacity, tried again later: {_hosts(each.failures.later)}")
         if each.quarantined:
             say(2, f"did not wake, drained until an operator repairs them: {_hosts(each.quarantined)}")
         if outcomes:
@@ -281,6 +285,7 @@ def _plan_json(plan: PowerPlan, outcomes: Sequence[SetOutcome] | None) -> dict[s
             "node_set": each.node_set, **asdict(each.demand), "powered": each.powered, "target": each.target,
             "reason": each.reason, "hold": each.target is None, "wake": each.chosen.wake,
             "power_down": each.chosen.power_down, "short": each.chosen.short, "wake_again": each.failures.again,
+            "wake_later": each.failures.later, "forecaster": each.forecaster,
             "resume": each.failures.back, "quarantine": each.failures.give_up,
             "power_down_again": each.failures.lost, "quarantined": each.quarantined,
         }  # fmt: skip
@@ -319,7 +324,7 @@ def _show_set(each: SetStatus) -> None:
         say(2, f"asleep: {_hosts(each.asleep)}")
     if each.asleep_by_others:
         say(2, f"asleep, but not powered down by almanac, so left alone: {_hosts(each.asleep_by_others)}")
-    say(2, f"last 24 h: {each.wakes} wake-ups, {each.cycles} node power-downs")
+    say(2, f"last 24 h: {each.wakes} wake-ups of {each.boots} nodes, {each.cycles} node power-downs")
 
 
 def show_woken(woken: Woken, is_held: bool, faults: Sequence[str], as_json: bool) -> None:

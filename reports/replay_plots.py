@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, PercentFor
 
 from advisor.memory.backtest import TierScores
 from advisor.power.backtest import OURS, PAPER, PowerBacktest
-from advisor.power.forecast import HORIZON, STEP_MIN
+from advisor.power.forecast import HORIZON, QUANTILE, STEP_MIN
 from advisor.trial import Verdict
 from almanac.units import DAY_S, HOUR_S, format_count
 from reports.job.plots import drawable
@@ -135,7 +135,7 @@ def render_power_plot(name: str, series: NodeSeries, outcome: PowerBacktest, kin
             upper.plot(times, shown, color=color, linewidth=width, label=f"on: {controller}")
             lower.plot(times, total - powered, color=color, linewidth=1)
         hours = HORIZON * STEP_MIN // 60
-        label = f"forecast peak of the next {hours} h (quantile {1 - outcome.settings.tail:g})"
+        label = f"forecast peak of the next {hours} h (quantile {QUANTILE:g})"
         upper.plot(times[::STEP_MIN], outcome.forecast, color=BLUE, linewidth=0.7, linestyle=":", label=label)
         active = np.where(np.isnan(total), np.nan, series.active[rows])
         upper.plot(times, active, color=GREEN, linewidth=0.8, label="in use")

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from advisor.mig.states import Sizes, sizes_of
-from advisor.power.backtest import KEEP_WARM, OURS, backtest_power, delays_in, spans_of
-from advisor.power.decide import Budget
+from advisor.power.backtest import KEEP_WARM, OURS, backtest_power, compared, delays_in, spans_of
 from advisor.power.forecast import PERSISTENCE, SHUFFLED
+from advisor.power.lifecycle import budget_of, typical_nodes
 from advisor.power.replay import Plant
 from advisor.trial import (
     Losers,
@@ -155,21 +155,24 @@ def priority_trial(
 def power_trial(
     series: NodeSeries, runs: NodeRuns | None, config: Config, holidays: Iterable[np.datetime64], tell: Tell
 ) -> TrialResult:
-    """Replay the power controllers on the demand of a node set; all nodes on is what the site has."""
+    """Replay the power controllers on the demand of a node set; all nodes on is what the site has.
+
+    almanac uses the forecast that was best before the scored weeks, as it would live; the others are not its controls.
+    """
     start_s = int(series.start.astype("datetime64[s]").astype("int64"))
     power = config.power
     try:
         span = trial_span(start_s, start_s + len(series) * MINUTE_S, config.trial)
         when = np.datetime64(span.start_s, "s")
         outcome = backtest_power(
-            series, spans_of(series, start=when), Budget(power.wakeups_per_day, power.short_min_per_day),
+            series, spans_of(series, start=when), budget_of(power, typical_nodes(series)),
             plant=Plant.configured(power), holidays=holidays, tick=lambda done, total, note: tell(done / total, note),
         )  # fmt: skip
         rows = slice(outcome.spans.score, outcome.spans.end)
         usable = series.is_usable[rows]
         asleep = {
             WORDS.get(name, name): np.where(usable, series.total[rows] - outcome.timeline[name], np.nan)
-            for name in (OURS, KEEP_WARM, PERSISTENCE, SHUFFLED)
+            for name in compared(outcome.timeline)
         }
         measured = {OURS: asleep.pop(OURS), "all nodes on": np.where(usable, 0.0, np.nan), **asleep}
         times_s = start_s + (rows.start + np.arange(len(usable))) * MINUTE_S
@@ -180,7 +183,10 @@ def power_trial(
     delays = delays_in(runs, series, rows, outcome.shortage)[OURS] if runs else None
     share = delays.delayed / delays.jobs if delays and delays.jobs else 0.0
     late = f"{delays.mean_min:.0f} min" if delays and delays.mean_min is not None else ""
-    notes = [f"{score.wakes_per_day:.1f} wake-ups and {score.short_min_per_day:.1f} min with too few nodes a day"]
+    notes = [
+        f"{score.boots_per_day:.1f} node boots and {score.short_min_per_day:.1f} min with too few nodes a day",
+        f"forecast: {outcome.reason}",
+    ]
     if score.short_min_per_day > power.short_min_per_day:
         notes.append(f"above the budget of {power.short_min_per_day:g} min: the forecast fails here")
         share = 1.0

@@ -67,7 +67,7 @@ def members(node_set: NodeSet, nodes: Sequence[SlurmNode]) -> tuple[str, ...]:
                 for node in nodes
                 if node.name in listed
                 or (node_set.feature and node_set.feature in node.features)
-                or (node_set.partition and node_set.partition in node.partitions)
+                or not node_set.partitions.isdisjoint(node.partitions)
             }
         )
     )

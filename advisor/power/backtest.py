@@ -5,7 +5,7 @@ The scores: nodes asleep, energy saved, delayed jobs, and the best that was poss
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from advisor.backtest import Ints, MethodComparison, compare_methods, training_times
-from advisor.power.decide import Budget, Controller, ForecastController, ForecastSettings, level_at, views_of
+from advisor.power.choice import REFIT_STEPS, ForecastTrial, best_within
+from advisor.power.decide import Budget, Controller, ForecastController, ForecastSettings, views_of
 from advisor.power.forecast import (
     DAY,
-    MODEL,
     PERSISTENCE,
     SHUFFLED,
     STEP_MIN,
     Floats,
-    Skill,
     coming,
     expected_demand,
     fit_forecaster,
@@ -29,7 +28,7 @@ from advisor.power.forecast import (
     shuffled,
     steps_of,
 )
-from advisor.power.model import FIRST_DAYS, RETRAIN_STEPS, DemandModel, trained_demand
+from advisor.power.model import FIRST_DAYS, DemandModel, fitted_model, trained_trials
 from advisor.power.replay import (
     DAY_MIN,
     KeepWarm,
@@ -38,8 +37,6 @@ from advisor.power.replay import (
     Plant,
     PowerReplay,
     Vanilla,
-    best_within,
-    forecast_controllers,
     replay,
 )
 from almanac.errors import NoModelError, RequestError
@@ -50,9 +47,10 @@ PAPER, TEXT, LEAKY = "CES (paper)", "CES (text)", "CES (leaky)"
 """The paper's algorithm with the constants of the authors' code, with those of the paper's text, and with the former
 told the demand that really came. In the authors' code the forecast of the next hours uses demand up to an hour before
 each of them, so after the decision."""
+OWN_START = ", own start"
+"""Ends the name of a CES that begins as its authors' code does: with its buffer above the nodes in use."""
 LEAST_TUNE_DAYS, LEAST_SCORE_DAYS = 3, 1
 
-MOST_CELLS = 4500
 WARM = (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2)
 
 Bools = NDArray[np.bool_]
@@ -73,14 +71,17 @@ class PowerBacktest:
     """The result of a replay of power control on a record of nodes in use.
 
     scores: one for each controller. timeline: powered nodes per minute of the scored span, by controller. shortage:
-    nodes in use above those powered, likewise. notes: remarks for the reader, such as a budget that nothing kept on the
-    tuning span.
+    nodes in use above those powered, likewise. trials: the kinds of forecast before the scored span; used, reason: the
+    kind that almanac uses, and why. forecast: of the highest demand ahead, nodes, one a step. notes: remarks for the
+    reader, such as a budget that nothing kept on the tuning span.
     """
 
     days: float
     utilization_before: float
     scores: list[PowerScore]
-    skills: list[Skill]
+    trials: list[ForecastTrial]
+    used: str
+    reason: str
     settings: ForecastSettings
     notes: list[str]
     spans: Spans
@@ -139,55 +140,45 @@ def backtest_power(
     tick(0, 3, "training and tuning")
     try:
         first = min(tune, FIRST_DAYS[1] * DAY)
-        model, origins = trained_demand(series, steps, budget, plant, seed, days, first, score)
+        trials = trained_trials(series, steps, budget, plant, seed, days, first=first, end=score)
+        model = fitted_model(steps, score, budget, trials, seed, days)
         expected = {size: expected_demand(steps, size, score, seed, days) for size in sizes}
     except ValueError as error:
         raise NoModelError(f"nothing can be trained: {error}", "train on a longer span of the record") from error
-    notes = [*_skill_notes(model.forecaster.skills), *model.notes]
     tick(1, 3, "forecasting")
-    forecasters = [(score, model.forecaster)]
-    for step in map(int, training_times(score, end - DAY, RETRAIN_STEPS)[1:]):
-        refit = fit_forecaster(steps, step, seed, days)
-        forecasters.append((step, refit.with_skills(model.forecaster.skills)))
     run = partial(replay, series, budget=budget, plant=plant)
-    used = rolling_forecasts(steps, forecasters, end=end)
-    own = rolling_forecasts(steps, forecasters, MODEL, end)
-    plain = rolling_forecasts(steps, [*origins, *forecasters], PERSISTENCE, end)
+    refits = [int(step) for step in training_times(score, end - DAY, REFIT_STEPS)]
+    forecasts = {
+        each.kind: rolling_forecasts(
+            steps, [(step, fit_forecaster(steps, step, seed, each.kind, days)) for step in refits], end
+        )
+        for each in trials
+    }  # fmt: skip
     tick(2, 3, "replaying")
+    still = 0 * steps.recent
     told = {size: coming(steps.highest, size, np.mean) for size in expected}
-    scored = views_of(steps, used, score, end, expected)
-    tuned = [views_of(steps, plain, *span) for span in ((origins[0][0], score), (score, end))]
-
-    def best(controllers: Sequence[Controller]) -> PowerReplay:
-        """The scored span under the controller that was best within the budget before it."""
-        return run(tuned[1], best_within(series, tuned[0], controllers, budget, plant, notes))
-
+    scored, leaky = (views_of(steps, still, score, end, each) for each in (expected, told))
+    warm: list[Controller] = [KeepWarm(max(1, round(w * total))) for w in WARM]
     replays = {
         "vanilla": run(scored, Vanilla()),
-        KEEP_WARM: best([KeepWarm(max(1, round(w * total))) for w in reversed(WARM)]),
-        PAPER: run(scored, PaperController(paper)),
-        TEXT: run(scored, PaperController(text, TEXT)),
-        LEAKY: run(views_of(steps, used, score, end, told), PaperController(paper)),
-        PERSISTENCE: best(forecast_controllers(total, PERSISTENCE)),
-        SHUFFLED: run(
-            views_of(steps, shuffled(own, seed), score, end), ForecastController(model.settings, SHUFFLED)
-        ),
-        OURS: run(scored, ForecastController(model.settings, OURS)),
-    }  # fmt: skip
+        KEEP_WARM: run(scored, best_within(series, views_of(steps, still, first, score), warm, budget, plant)),
+    }
+    for name, views, constants in ((PAPER, scored, paper), (TEXT, scored, text), (LEAKY, leaky, paper)):
+        replays[name] = run(views, PaperController(constants, name))
+        replays[name + OWN_START] = run(views, PaperController(constants, name), spare=constants.buffer)
+    for each in trials:
+        views = views_of(steps, forecasts[each.kind][1], score, end)
+        replays[each.kind] = run(views, ForecastController(each.settings, each.kind))
+    used = model.used.kind
+    changes, moves = forecasts[used]
+    if used != PERSISTENCE:
+        views = views_of(steps, shuffled(moves, seed), score, end)
+        replays[SHUFFLED] = run(views, ForecastController(model.settings, SHUFFLED))
+    replays[OURS] = replays[used]
     tick(3, 3, "scoring")
-    tail = model.settings.tail
-    level = np.array([float("nan") if view.levels is None else level_at(view.levels, tail) for view in scored.views])
-    return _summary(series, spans, replays, level, model, notes, rates or Rates())
-
-
-def _skill_notes(skills: list[Skill]) -> list[str]:
-    lost = [skill for skill in skills if not skill.is_model_used]
-    if not lost:
-        return []
-    named = ", ".join(f"{skill.horizon * STEP_MIN // 60} h/{skill.quantile:g}" for skill in lost)
-    return [
-        f"the model does not beat its baselines at {len(lost)} of {len(skills)} forecasts; a baseline is used ({named})"
-    ]
+    return _summary(
+        series, spans, replays, (steps.recent + changes)[score:end], model, list(model.notes), rates or Rates()
+    )
 
 
 def _summary(
@@ -199,20 +190,31 @@ def _summary(
     if not usable.any():
         raise RequestError("the scored span has no usable minute", "choose another span with -S and -E")
     days = float(usable.sum() / DAY_MIN)
-    slept = {name: (total - replays[name].powered)[usable] for name in (OURS, KEEP_WARM, PERSISTENCE, SHUFFLED)}
+    slept = {name: (total - replays[name].powered)[usable] for name in compared(replays)}
     scores = [score_replay(name, run, usable, total, active, rates) for name, run in replays.items()]
-    wakes = len(replays[OURS].wakes)
-    asleep = oracle_asleep(active, total, usable, wakes)
+    boots = sum(replays[OURS].wakes)
+    asleep = oracle_asleep(active, total, usable, boots)
     scores.append(
-        PowerScore(ORACLE, asleep, wakes, wakes / days, None, 0.0, None, *saved(asleep * usable.sum() / 60, rates))
+        PowerScore(
+            ORACLE, asleep, boots, boots / days, None, None, 0.0, None, *saved(asleep * usable.sum() / 60, rates)
+        )
     )
     return PowerBacktest(
         days=days, utilization_before=float((active[usable] / total[usable]).mean()), scores=scores,
-        skills=model.forecaster.skills, settings=model.settings, notes=notes, spans=spans,
+        trials=list(model.trials), used=model.used.kind,
+        reason=model.reason(), settings=model.settings, notes=notes, spans=spans,
         timeline={name: run.powered for name, run in replays.items()}, forecast=level,
         shortage={name: run.short for name, run in replays.items()},
-        comparison=compare_methods("nodes asleep", OURS, slept, np.flatnonzero(usable) * MINUTE_S, (SHUFFLED,)),
+        comparison=compare_methods("nodes asleep", OURS, slept, np.flatnonzero(usable) * MINUTE_S,
+                                   tuple({SHUFFLED} & set(slept))),
     )  # fmt: skip
+
+
+def compared(replays: Collection[str]) -> tuple[str, ...]:
+    """Controllers that almanac is compared with, itself first: keep warm, and persistence and the shuffled forecast
+    where another forecast is used.
+    """
+    return (OURS, KEEP_WARM, *((PERSISTENCE, SHUFFLED) if SHUFFLED in replays else ()))
 
 
 @dataclass(frozen=True)
@@ -229,15 +231,17 @@ class Rates:
 class PowerScore:
     """The results of one controller over the usable minutes of the scored span.
 
-    asleep: nodes, on average. utilization: nodes in use / nodes powered, mean over minutes. kwh, money and co2_kg are
-    of the whole span, saved against all nodes on.
+    asleep: nodes, on average. boots: nodes booted. wakes: None for the oracle, which knows no wake-ups. utilization:
+    nodes in use / nodes powered, mean over minutes. kwh, money and co2_kg are of the whole span, saved against all
+    nodes on.
     """
 
     controller: str
     asleep: float
-    wakes: int
-    wakes_per_day: float
-    nodes_per_wake: float | None
+    boots: int
+    boots_per_day: float
+    wakes: int | None
+    wakes_per_day: float | None
     short_min_per_day: float
     utilization: float | None
     kwh: float
@@ -250,8 +254,8 @@ def score_replay(name: str, run: PowerReplay, usable: Bools, total: Floats, acti
     asleep = (total - run.powered)[usable]
     in_use = np.minimum(active, run.powered)[usable] / np.maximum(run.powered[usable], 1)
     return PowerScore(
-        controller=name, asleep=float(asleep.mean()), wakes=len(run.wakes), wakes_per_day=len(run.wakes) / days,
-        nodes_per_wake=float(np.mean(run.wakes)) if run.wakes else None,
+        controller=name, asleep=float(asleep.mean()), boots=sum(run.wakes), boots_per_day=sum(run.wakes) / days,
+        wakes=len(run.wakes), wakes_per_day=len(run.wakes) / days,
         short_min_per_day=float((run.short[usable] > 0).sum()) / days, utilization=float(in_use.mean()),
         **dict(zip(("kwh", "money", "co2_kg"), saved(float(asleep.sum()) / 60, rates), strict=True)),
     )  # fmt: skip
@@ -262,45 +266,25 @@ def saved(node_hours: float, rates: Rates) -> tuple[float, float, float]:
     return kwh, kwh * rates.price_per_kwh, kwh * rates.co2_kg_per_kwh
 
 
-def oracle_powered(demand: Floats, weight: Floats, wakes: int) -> tuple[Floats, float]:
-    """Fewest powered node-steps without shortage and with at most `wakes` wake-ups; by dynamic programming, exact.
+def oracle_asleep(demand: Floats, total: Floats, is_usable: Bools, boots: int) -> float:
+    """Most nodes asleep on average over the usable minutes, without shortage and with at most so many boots; exact.
 
-    demand: (n_steps,) highest of each step. weight: (n_steps,) what a powered node costs there, 0 where not scored.
-    Between two wake-ups the best is to keep on, at each step, the highest demand up to the next wake-up. So the record
-    is cut into wakes + 1 segments; costs of all segments that end at a step follow from one pass of running maxima.
-    Returns the powered nodes of each possible number of wake-ups (wakes + 1,), and that of the last.
-    """
-    size = len(demand)
-    best = np.full((wakes + 1, size + 1), np.inf)
-    best[:, 0] = 0.0
-    peaks = np.zeros(size)
-    for end in range(1, size + 1):
-        np.maximum(peaks[:end], demand[end - 1], out=peaks[:end])
-        cost = np.cumsum((peaks[:end] * weight[:end])[::-1])[::-1]
-        best[0, end] = cost[0]
-        if wakes:
-            best[1:, end] = (best[:-1, :end] + cost).min(axis=1)
-            best[:, end] = np.minimum.accumulate(best[:, end])
-    return best[:, size], float(best[-1, size])
-
-
-def oracle_asleep(demand: Floats, total: Floats, is_usable: Bools, wakes: int) -> float:
-    """Nodes asleep on average over the usable minutes, for one who knows the demand and wakes at most so often.
-
-    demand, total: (n_minutes,) nodes. It never lets demand wait, and changes its mind every 5 minutes, or more rarely
-    on a span of more than two weeks (so that there are at most 4,500 steps). With free choice of the minute, and with
-    the shortage that others are allowed, slightly more could sleep. Nodes boot before they are needed, at no cost.
+    demand, total: (n_minutes,) nodes. All nodes are on at first, and boot before they are needed, at no cost. The k-th
+    node is needed while demand is at least k. It can sleep in each gap between, for one boot, and after the last for
+    none. So the best is to sleep in the longest gaps of all nodes.
     """
     if not is_usable.any():
         return float("nan")
-    width = 5 if len(demand) <= 5 * MOST_CELLS else STEP_MIN * max(1, -(-len(demand) // (STEP_MIN * MOST_CELLS)))
-    size = -(-len(demand) // width)
-    padded = np.zeros(size * width)
-    padded[: len(demand)] = np.where(is_usable, np.minimum(np.ceil(demand), total), 0.0)
-    weight = np.zeros(size * width)
-    weight[: len(demand)] = is_usable
-    _, powered = oracle_powered(padded.reshape(size, width).max(axis=1), weight.reshape(size, width).sum(axis=1), wakes)
-    return float((total[is_usable].sum() - powered) / is_usable.sum())
+    needed = np.where(is_usable, np.minimum(np.ceil(demand), total), 0.0)
+    free, gaps = 0, [np.empty(0, dtype=np.int64)]
+    for node in range(1, int(np.nanmax(total[is_usable])) + 1):
+        passed = np.concatenate([[0], np.cumsum(is_usable & (total >= node))])
+        at = np.flatnonzero(needed >= node)
+        if len(at):
+            gaps.append(passed[at] - passed[np.concatenate([[0], at[:-1] + 1])])
+        free += int(passed[-1] - (passed[at[-1] + 1] if len(at) else 0))
+    longest = np.sort(np.concatenate(gaps))[::-1][: max(0, boots)]
+    return float((free + longest.sum()) / is_usable.sum())
 
 
 @dataclass(frozen=True)

@@ -16,58 +16,61 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from advisor.power.forecast import HORIZON, HOUR, LIKELY, SOON, Floats, Key, Steps
+from advisor.power.forecast import Floats, Steps
 from almanac.units import DAY_S
 
-CREDIT_DAYS, RESERVE_DAYS = 20, 1.0
+BUDGET_DAYS, MOST_USE = 7, 2.0
+"""Nothing powers down while the last 7 days used more than twice their budget."""
 LEAST_RATE = 1e-9
-"""Stands in for a budget of zero: the first wake-up takes all credit."""
+"""Stands in for a budget of zero: the first boot uses it up."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits that an operator accepts: wake-ups (times, not nodes) and minutes of shortage, each per day."""
+    """Limits that an operator accepts, each per day: nodes booted, minutes of shortage, and wake-ups.
 
-    wakes_per_day: float = 1.0
+    boots_per_day: of the whole node set. A wake-up boots one node or more at once; None: any number of wake-ups.
+    """
+
+    boots_per_day: float = 40.0
     short_min_per_day: float = 2.0
+    wakes_per_day: float | None = None
+
+    def use(self, boots: float, short_min: float, wakes: float) -> float:
+        """Largest used share of what a day may cost, from boots, short minutes, and wake-ups per day."""
+        found = max(boots / max(self.boots_per_day, LEAST_RATE), short_min / max(self.short_min_per_day, LEAST_RATE))
+        return found if self.wakes_per_day is None else max(found, wakes / max(self.wakes_per_day, LEAST_RATE))
 
 
 @dataclass(frozen=True)
 class Spent:
     """The part of its budget that the node set has used. Times in unix seconds, in order.
 
-    since_s: what lies before is not known. wake_times_s: each time that nodes were woken, one a decision, not a node.
-    short_times_s: each minute with more nodes wanted than up. unknown_s: seconds since then without a record.
+    wake_times_s: each time that nodes were woken, one a decision. boots: nodes of each wake-up, as many values.
+    short_times_s: each minute with more nodes wanted than up.
     """
 
-    since_s: int = 0
     wake_times_s: Sequence[int] = ()
+    boots: Sequence[int] = ()
     short_times_s: Sequence[int] = ()
-    unknown_s: int = 0
 
 
-def credit_of(budget: Budget, spent: Spent, now_s: int) -> float:
-    """Days' worth of the budget in hand: the days of the record, at most 20, less those paid for, less one in reserve.
-
-    Wake-ups and short minutes are each divided by what a day may cost; the larger of the two counts.
-    """
-    begin_s = max(spent.since_s, now_s - CREDIT_DAYS * DAY_S)
-    wakes, short = (
-        bisect_left(times_s, now_s) - bisect_left(times_s, begin_s)
-        for times_s in (spent.wake_times_s, spent.short_times_s)
-    )
-    paid = max(wakes / max(budget.wakes_per_day, LEAST_RATE), short / max(budget.short_min_per_day, LEAST_RATE))
-    return max(0, now_s - begin_s - spent.unknown_s) / DAY_S - paid - RESERVE_DAYS
+def is_overspent(budget: Budget, spent: Spent, now_s: int) -> bool:
+    """Return True if the last 7 days used more than twice their budget."""
+    begin_s = now_s - BUDGET_DAYS * DAY_S
+    wakes = slice(bisect_left(spent.wake_times_s, begin_s), bisect_left(spent.wake_times_s, now_s))
+    short = bisect_left(spent.short_times_s, now_s) - bisect_left(spent.short_times_s, begin_s)
+    a_day = (each / BUDGET_DAYS for each in (sum(spent.boots[wakes]), short, wakes.stop - wakes.start))
+    return budget.use(*a_day) > MOST_USE
 
 
 class DemandView(NamedTuple):
     """The state that a controller knows at a decision. Nodes throughout; None if missing.
 
     active: in use in the last complete minute. recent: highest of the last hour. highs: highest of each of the last
-    steps of 10 minutes, the newest last, as far back as none is missing. levels: highest demand ahead, the largest of
-    the forecasts of the last hour, by (steps ahead, quantile). soon: demand that will likely be reached soon.
-    expected: forecast mean of the highest demand of each step, by steps ahead. powered: up or booting.
-    credit: days' worth of the budget in hand, see `credit_of`.
+    steps of 10 minutes, the newest last, as far back as none is missing. levels: highest forecast of the last steps,
+    by their number (HOLDS). expected: forecast mean of the highest demand of each step, by steps ahead. powered: up or
+    booting. is_overspent: the budget is used up.
     """
 
     step: int
@@ -76,11 +79,10 @@ class DemandView(NamedTuple):
     active: float | None
     recent: float | None
     highs: tuple[float, ...] = ()
-    levels: Mapping[tuple[int, float], float] | None = None
-    soon: float | None = None
+    levels: Mapping[int, float] | None = None
     expected: Mapping[int, float] | None = None
     is_stale: bool = False
-    credit: float = 0.0
+    is_overspent: bool = False
 
 
 class Controller(Protocol):
@@ -103,32 +105,26 @@ class Controller(Protocol):
         ...
 
 
-TAILS = (0.005, 0.7)
-"""Bounds of the accepted probability of a wake-up within the horizon."""
-BOLDER, CAREFUL = 2.0, 4.0
-LEAST_CREDIT = -2.0
-"""Credit below which nodes wake only when they are needed."""
+HOLDS = (6, 9, 12, 18, 24, 36, 54, 81, 120)
+"""Steps for which a controller can keep nodes on after a forecast asked for them."""
 
 
 @dataclass(frozen=True)
 class ForecastSettings:
-    """Settings of `ForecastController`; `advisor.power.replay` finds the tail for a budget on the site's own record.
+    """Settings of `ForecastController`; `advisor.power.replay` finds those for a budget on the site's own record.
 
-    tail: accepted probability that demand exceeds the level within the forecast's horizon, without credit or debt.
-    margin: idle nodes at which nodes are woken ahead of need. extra: nodes woken on top of the level.
+    hold: steps for which nodes stay on after a forecast asked for them, one of HOLDS. margin: idle nodes at which nodes
+    are woken ahead of need. extra: nodes woken on top of that, and kept on above the forecast.
     """
 
-    tail: float
+    hold: int = 24
     margin: int = 1
     extra: int = 1
 
 
 @dataclass(frozen=True)
 class ForecastController:
-    """Keep the forecast highest demand of the next hours powered, and wake for likely demand; hold without a forecast.
-
-    The accepted tail doubles with each day of budget in hand, and falls to a quarter with each day overspent.
-    """
+    """Keep the highest forecast of the last steps powered, plus idle nodes. Hold without a forecast or a budget."""
 
     settings: ForecastSettings
     name: str = "almanac"
@@ -137,53 +133,19 @@ class ForecastController:
     def margin(self) -> int:
         return self.settings.margin
 
-    def tail(self, credit: float) -> float:
-        factor = math.pow(BOLDER if credit > 0 else CAREFUL, min(credit, 8.0))
-        return min(max(self.settings.tail * factor, TAILS[0]), TAILS[1])
-
     def target(self, view: DemandView) -> int | None:
-        if view.is_stale or view.recent is None or view.active is None or view.levels is None:
+        if view.is_stale or view.is_overspent or view.recent is None or view.active is None or view.levels is None:
             return None
-        if view.soon is not None and view.credit > LEAST_CREDIT:
-            early = math.ceil(view.soon) + self.margin
-            if early > view.powered:
-                return max(early, self.raised(view, view.active))
-        level = max(self.level(view), math.ceil(view.active) + self.margin)
+        idle = self.margin + self.settings.extra
+        level = max(math.ceil(view.levels[self.settings.hold]) + idle, math.ceil(view.active) + self.margin)
         return level if level < view.powered else None  # `raised` powers up
 
     def raised(self, view: DemandView, active: float) -> int:
-        least = math.ceil(active) + self.margin + 1 + self.settings.extra
-        if view.levels is None or view.is_stale:
-            return max(least, view.powered + 1)
-        return max(least, self.level(view) + self.settings.extra)
-
-    def level(self, view: DemandView) -> int:
-        """Nodes to keep for the forecast. Raises ValueError without one."""
-        if view.levels is None:
-            raise ValueError("no forecast")
-        return math.ceil(level_at(view.levels, self.tail(view.credit))) + self.margin
+        return math.ceil(active) + self.margin + 1 + self.settings.extra
 
 
-def level_at(levels: Mapping[tuple[int, float], float], tail: float) -> float:
-    """Level that is exceeded with probability `tail`: linear in log(tail) between the quantiles, and beyond them.
-
-    levels: of one horizon, with at least two quantiles, in rising order.
-    """
-    known = [(quantile, level) for (_, quantile), level in levels.items()]
-    place = 1
-    while place < len(known) - 1 and 1 - known[place][0] > tail:
-        place += 1
-    (low, below), (high, above) = known[place - 1], known[place]
-    share = math.log((1 - low) / tail) / math.log((1 - low) / (1 - high))
-    return below + share * (above - below)
-
-
-HIGHS_SEEN = 6 * HOUR
+HIGHS_SEEN = 36
 """A longer cool-down is replayed as one of so many steps."""
-AGREED = HOUR
-"""Nodes power down only to the highest level that the forecasts of so many steps ask for: one low forecast is not
-enough.
-"""
 
 
 @dataclass(frozen=True)
@@ -194,23 +156,16 @@ class Views:
     views: list[DemandView]
 
 
-def views_of(
-    steps: Steps, changes: Mapping[Key, Floats], first: int, end: int, expected: Mapping[int, Floats] | None = None
-) -> Views:
+def views_of(steps: Steps, moves: Floats, first: int, end: int, expected: Mapping[int, Floats] | None = None) -> Views:
     """Return what the controllers see at each step from `first` up to, but not including, `end`.
 
-    A step sees the record of earlier steps only. changes: forecast change of the demand from the last hour's highest,
-    nodes, one value a step. expected: forecast demand by steps ahead, nodes, one value a step; None if no controller
-    needs it.
+    A step sees the record of earlier steps only. moves: (n_steps,) nodes by which the forecast differs from the last
+    hour's highest demand; 0 throughout is persistence. expected: forecast demand by steps ahead, nodes, one value a
+    step; None if no controller needs it.
     """
     expected = expected or {}
-    levels = {
-        key: _highest(steps.recent + values, AGREED)[first:end].tolist()
-        for key, values in changes.items() if key[0] == HORIZON
-    }  # fmt: skip
-    likely = changes.get((SOON, LIKELY))
-    soon = None if likely is None else (steps.recent + likely)[first:end].tolist()
-    has_forecast = ~np.isnan(steps.recent) & ~np.any([np.isnan(values) for values in changes.values()], axis=0)
+    levels = {hold: highest_of_last(steps.recent + moves, hold)[first:end].tolist() for hold in HOLDS}
+    has_forecast = ~np.isnan(steps.recent + moves)
     found = []
     for step in range(first, end):
         highs = steps.highest[max(0, step - HIGHS_SEEN) : step]
@@ -224,8 +179,7 @@ def views_of(
                 active=float(steps.last[step - 1]) if is_known else None,
                 recent=None if np.isnan(recent) else recent,
                 highs=tuple(highs[gap[-1] + 1 if len(gap) else 0 :].tolist()),
-                levels={key: values[step - first] for key, values in levels.items()} if is_forecast else None,
-                soon=soon[step - first] if is_forecast and soon else None,
+                levels={hold: values[step - first] for hold, values in levels.items()} if is_forecast else None,
                 expected={size: float(ahead[step]) for size, ahead in expected.items()} if is_forecast else None,
                 is_stale=not is_known or bool(steps.is_suspect[step]),
             )
@@ -233,11 +187,13 @@ def views_of(
     return Views(first, found)
 
 
-def _highest(values: Floats, window: int) -> Floats:
+def highest_of_last(values: Floats, window: int) -> Floats:
     """(n,) highest of the last `window` values up to each, of those that are known; NaN without any."""
-    found = values.copy()
-    for lag in range(1, window):
-        found[lag:] = np.fmax(found[lag:], values[:-lag])
+    found, width = values.copy(), 1
+    while width < window:  # doubles the window with each pass
+        lag = min(width, window - width)
+        found[lag:] = np.fmax(found[lag:], found[:-lag].copy())
+        width += lag
     return found
 
 

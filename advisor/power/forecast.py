@@ -1,14 +1,13 @@
-"""Features of a node series, quantiles of the highest demand over the next hours, and their skill against baselines.
+"""Features of a node series, and forecasts of the highest demand over the next hours.
 
 Time is cut into steps of 10 minutes. A decision at step i sees steps 0 .. i-1, never the minutes of step i itself.
 
-Target: highest demand of the next `horizon` steps minus the highest of the last hour, in units of the volatility of the
-last hours: restless hours need more room than calm ones. Each quantile is fitted by LightGBM with the pinball loss and
-averaged with the same quantile of all past targets, since a month of one cluster is little to learn from. Baselines
-are persistence (the quantile of past changes in nodes), seasonal (the change one day before plus the quantile of its
-past errors), and the model's own forecast shuffled in time. All are compared on rolling origins: each forecast is made
-by a model trained strictly before it. If the model does not beat all three, the better of persistence and seasonal is
-used.
+A forecast is a quantile of the change from the highest demand of the last hour to the highest of the next HORIZON
+steps. Three kinds make it: persistence (the quantile of all past changes), hour of day (the quantile of the past
+changes around the same hour), and model (LightGBM, several seeds averaged). The model's target is the change in units
+of the volatility of the last hours, and its forecast is averaged with the same quantile of all past targets, since a
+month of one cluster is little to learn from. `advisor.power.choice` finds the kind that pays on a site's own record.
+Each forecast is made by what lies strictly before it.
 """
 
 from __future__ import annotations
@@ -154,13 +153,6 @@ def features_of(steps: Steps, holidays: Collection[np.datetime64] = ()) -> dict[
     return columns | _calendar(steps, holidays)
 
 
-def seasonal_change(steps: Steps, horizon: int, season: int) -> Floats:
-    """(n,) highest demand minus `recent`, one season before. NaN where that is not over yet."""
-    if horizon > season:
-        return np.full(len(steps), np.nan)
-    return lagged(coming(steps.highest, horizon, np.max) - steps.recent, season)
-
-
 def _calendar(steps: Steps, holidays: Collection[np.datetime64]) -> dict[str, Floats]:
     times = steps.start + (np.arange(len(steps)) * STEP_MIN).astype("timedelta64[m]")
     days = times.astype("datetime64[D]")
@@ -181,20 +173,19 @@ def load_holidays(country: str) -> frozenset[np.datetime64]:
     return frozenset(np.datetime64(day, "D") for place, day in rows if place == country)
 
 
-SOON, HORIZON = 3 * HOUR, 6 * HOUR
-LIKELY = 0.3
-QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.98)
-KEYS = ((SOON, LIKELY), *((HORIZON, quantile) for quantile in QUANTILES))
-HORIZONS = (SOON, HORIZON)
-"""Nodes power down by the quantiles of the highest demand within HORIZON. They wake for demand that is reached within
-SOON with a probability of 1 - LIKELY.
-"""
-ROUNDS = 80
+HORIZON, QUANTILE = 3 * HOUR, 0.6
+"""Forecast: the highest demand of so many steps, which 60% of the times stay at or below."""
+ROUNDS, SEEDS = 80, 3
 SHRINKAGE = 0.25
 """Weight of the quantile of all past targets; LightGBM has the rest."""
 LEAST_ROWS = 3 * DAY
 """Fewer training rows than three days of decisions: no forecast."""
-MODEL, PERSISTENCE, SEASONAL, SHUFFLED = "model", "persistence", "seasonal", "shuffled"
+RECENT_STEPS = 30 * DAY
+"""The hour of day is learned from the last 30 days: habits change."""
+AROUND_H, LEAST_AROUND = 1, HOUR
+"""Hours before and after an hour that count for it, and the fewest past changes of an hour with its own quantile."""
+PERSISTENCE, HOURLY, MODEL, SHUFFLED = "persistence", "hour of day", "model", "shuffled"
+KINDS = (PERSISTENCE, HOURLY, MODEL)
 
 _PARAMETERS: Mapping[str, Any] = {
     "learning_rate": 0.06, "num_leaves": 7, "min_data_in_leaf": 72, "feature_fraction": 0.5, "bagging_fraction": 0.7,
@@ -202,138 +193,98 @@ _PARAMETERS: Mapping[str, Any] = {
     "num_threads": 1, "verbosity": -1,
 }  # fmt: skip
 
-Key = tuple[int, float]
-"""Horizon in steps, quantile."""
-
-
-@dataclass(frozen=True)
-class Skill:
-    """Mean pinball loss of one horizon and quantile on the validation span, in nodes; and what is used."""
-
-    horizon: int
-    quantile: float
-    model: float
-    persistence: float
-    seasonal: float
-    shuffled: float
-    used: str
-
-    @property
-    def is_model_used(self) -> bool:
-        return self.used == MODEL
-
-
-@dataclass(frozen=True)
-class QuantileFit:
-    """One horizon and quantile. text: LightGBM model of the target in units of volatility. scaled: the same quantile of
-    all past targets. persistence: that of past changes, nodes. season_shift: that of the errors of the day before; NaN
-    if unknown. used: what to decide by.
-    """
-
-    text: str
-    scaled: float
-    persistence: float
-    season_shift: float
-    used: str = MODEL
-
-
-Forecasts = dict[Key, Floats]
-"""Forecast changes by horizon and quantile, (n_steps,) each; NaN where the past is missing: no forecast there."""
-
 
 @dataclass(frozen=True)
 class Forecaster:
-    """Fits by horizon and quantile, and how well such fits did on rolling origins. Pure data."""
+    """One kind of forecast, fitted. Pure data.
 
-    fits: dict[Key, QuantileFit]
-    skills: list[Skill]
+    usual: quantile of all past changes, nodes. by_hour: that around each hour of the day (UTC), nodes; empty for the
+    other kinds. texts: LightGBM models of the change in units of volatility, one a seed; scaled: the quantile of that.
+    """
+
+    kind: str
+    usual: float
+    by_hour: tuple[float, ...] = ()
+    texts: tuple[str, ...] = ()
+    scaled: float = 0.0
     holidays: frozenset[np.datetime64] = frozenset()
 
-    def changes(self, steps: Steps, what: str = "") -> Forecasts:
-        """Forecast changes. what: MODEL, PERSISTENCE or SEASONAL, or "" for the choice of each fit."""
-        wanted = {what or fit.used for fit in self.fits.values()}
-        inputs = features_of(steps, self.holidays) if MODEL in wanted else {}
-        volatility = volatility_of(steps)
-        return _ordered(
-            {key: _changes(steps, fit, key[0], inputs, volatility, what or fit.used) for key, fit in self.fits.items()}
-        )
-
-    def with_skills(self, skills: list[Skill]) -> Forecaster:
-        used = {(skill.horizon, skill.quantile): skill.used for skill in skills}
-        fits = {key: dataclasses.replace(fit, used=used[key]) for key, fit in self.fits.items()}
-        return Forecaster(fits, skills, self.holidays)
+    def changes(self, steps: Steps) -> Floats:
+        """(n_steps,) forecast changes, nodes; NaN where the past is missing."""
+        found = np.full(len(steps), self.usual)
+        if self.kind == HOURLY:
+            found = np.array(self.by_hour)[hours_of(steps)]
+        if self.kind == MODEL:
+            inputs = features_of(steps, self.holidays)
+            mean = np.mean([_predicted(text, inputs, len(steps)) for text in self.texts], axis=0)
+            found = ((1 - SHRINKAGE) * mean + SHRINKAGE * self.scaled) * volatility_of(steps)
+        return np.asarray(np.where(np.isnan(steps.recent), np.nan, found), dtype=np.float64)
 
 
-def _changes(
-    steps: Steps, fit: QuantileFit, horizon: int, inputs: Mapping[str, Floats], volatility: Floats, what: str
-) -> Floats:
-    constant = np.where(np.isnan(steps.recent), np.nan, fit.persistence)
-    if what == PERSISTENCE:
-        return constant
-    if what == SEASONAL:
-        moved = seasonal_change(steps, horizon, DAY) + fit.season_shift
-        return np.where(np.isnan(moved), constant, moved + 0 * constant)
-    found = (1 - SHRINKAGE) * _predicted(fit.text, inputs, len(steps)) + SHRINKAGE * fit.scaled
-    return np.asarray(np.where(np.isnan(steps.recent), np.nan, found * volatility), dtype=np.float64)
+def hours_of(steps: Steps) -> NDArray[np.int64]:
+    """(n_steps,) hour of the day at the begin of each step, UTC."""
+    minute = int((steps.start - steps.start.astype("datetime64[D]")) / np.timedelta64(1, "m"))
+    return (minute + np.arange(len(steps)) * STEP_MIN) // 60 % 24
 
 
-def pinball(actual: Floats, forecast: Floats, quantile: float) -> float:
+def changes_of(steps: Steps) -> Floats:
+    """(n_steps,) nodes by which the highest demand of the next HORIZON steps exceeds that of the last hour."""
+    return coming(steps.highest, HORIZON, np.max) - steps.recent
+
+
+def pinball(actual: Floats, forecast: Floats, quantile: float = QUANTILE) -> float:
     """Mean pinball (quantile) loss over rows where both are known; NaN if there is none."""
     error = actual - forecast
     known = error[~np.isnan(error)]
     return float(np.mean(np.maximum(quantile * known, (quantile - 1) * known))) if len(known) else float("nan")
 
 
-def fit_forecaster(steps: Steps, train_end: int, seed: int, holidays: Collection[np.datetime64] = ()) -> Forecaster:
-    """Train on steps before train_end.
+def fit_forecaster(
+    steps: Steps, train_end: int, seed: int, kind: str, holidays: Collection[np.datetime64] = ()
+) -> Forecaster:
+    """Train one kind on steps before train_end.
 
     A training row counts only if its whole target lies before train_end. Raises ValueError if fewer than three days
     of training rows are complete.
     """
+    target = changes_of(steps)
+    is_train = _training_rows(target, train_end - HORIZON)
+    usual = float(np.quantile(target[is_train], QUANTILE))
+    if kind == HOURLY:
+        return Forecaster(kind, usual, by_hour=_by_hour(steps, target, is_train, train_end, usual))
+    if kind != MODEL:
+        return Forecaster(kind, usual)
+    scaled = target / volatility_of(steps)
+    is_train = _training_rows(scaled, train_end - HORIZON)
     inputs = features_of(steps, holidays)
-    volatility = volatility_of(steps)
-    fits: dict[Key, QuantileFit] = {}
-    for horizon in HORIZONS:
-        target = coming(steps.highest, horizon, np.max) - steps.recent
-        is_train = _training_rows(target / volatility, train_end - horizon)
-        errors = (target - seasonal_change(steps, horizon, DAY))[is_train]
-        errors = errors[~np.isnan(errors)]
-        scaled = target / volatility
-        for quantile in (each for size, each in KEYS if size == horizon):
-            parameters = {"objective": "quantile", "alpha": quantile, "seed": seed}
-            fits[horizon, quantile] = QuantileFit(
-                text=_fitted(inputs, scaled, is_train, parameters),
-                scaled=float(np.quantile(scaled[is_train], quantile)),
-                persistence=float(np.quantile(target[is_train], quantile)),
-                season_shift=float(np.quantile(errors, quantile)) if len(errors) else float("nan"),
-            )  # fmt: skip
-    return Forecaster(fits, [], frozenset(holidays))
+    texts = tuple(
+        _fitted(inputs, scaled, is_train, {"objective": "quantile", "alpha": QUANTILE, "seed": seed * SEEDS + each})
+        for each in range(SEEDS)
+    )
+    return Forecaster(kind, usual, (), texts, float(np.quantile(scaled[is_train], QUANTILE)), frozenset(holidays))
+
+
+def _by_hour(steps: Steps, target: Floats, is_train: Any, end: int, usual: float) -> tuple[float, ...]:
+    rows = np.flatnonzero(is_train[max(0, end - RECENT_STEPS) :]) + max(0, end - RECENT_STEPS)
+    hours, values = hours_of(steps)[rows], target[rows]
+    apart = [np.minimum((hours - hour) % 24, (hour - hours) % 24) for hour in range(24)]
+    near = [values[each <= AROUND_H] for each in apart]
+    return tuple(float(np.quantile(each, QUANTILE)) if len(each) >= LEAST_AROUND else usual for each in near)
 
 
 def rolling_forecasts(
-    steps: Steps, forecasters: Sequence[tuple[int, Forecaster]], what: str = "", end: int | None = None
-) -> Forecasts:
-    """Each forecaster's forecasts from its own first step to that of the next; NaN before the first."""
-    found = {key: np.full(len(steps), np.nan) for key in KEYS}
+    steps: Steps, forecasters: Sequence[tuple[int, Forecaster]], end: int | None = None
+) -> tuple[Floats, Floats]:
+    """Forecast changes, and how far they are from the usual change: each forecaster's from its own first step to that
+    of the next; NaN before the first.
+    """
+    found, moves = np.full(len(steps), np.nan), np.full(len(steps), np.nan)
     bounds = [first for first, _ in forecasters[1:]] + [len(steps) if end is None else end]
     for (first, forecaster), last in zip(forecasters, bounds, strict=True):
         begin = max(0, first - PAST)
-        for key, values in forecaster.changes(steps.part(begin, last), what).items():
-            found[key][first:last] = values[first - begin :]
-    return found
-
-
-def skills_of(steps: Steps, forecasters: Sequence[tuple[int, Forecaster]], end: int, seed: int) -> list[Skill]:
-    """Losses over the decisions whose targets end before `end`, each forecast by the forecaster of its time."""
-    forecasts = {what: rolling_forecasts(steps, forecasters, what, end) for what in (MODEL, PERSISTENCE, SEASONAL)}
-    found = []
-    for horizon in HORIZONS:
-        target = coming(steps.highest, horizon, np.max) - steps.recent
-        rows = slice(forecasters[0][0], max(forecasters[0][0], end - horizon + 1))
-        for key in (each for each in KEYS if each[0] == horizon):
-            own = {what: values[key][rows] for what, values in forecasts.items()}
-            found.append(_skill(key, target[rows], own, seed))
-    return found
+        found[first:last] = forecaster.changes(steps.part(begin, last))[first - begin :]
+        moves[first:last] = found[first:last] - forecaster.usual
+    return found, moves
 
 
 def _training_rows(target: Floats, end: int) -> Any:
@@ -361,30 +312,11 @@ def _fitted(inputs: Mapping[str, Floats], target: Floats, is_train: Any, paramet
     return text
 
 
-def _skill(key: Key, actual: Floats, forecasts: Mapping[str, Floats], seed: int) -> Skill:
-    every = {**forecasts, SHUFFLED: shuffled({key: forecasts[MODEL]}, seed)[key]}
-    losses = {what: pinball(actual, forecast, key[1]) for what, forecast in every.items()}
-    is_better = all(losses[MODEL] < loss for what, loss in losses.items() if what != MODEL)
-    plain = SEASONAL if losses[SEASONAL] < losses[PERSISTENCE] else PERSISTENCE
-    return Skill(key[0], key[1], **losses, used=MODEL if is_better else plain)
-
-
-def shuffled(forecasts: Forecasts, seed: int) -> Forecasts:
-    """Return the forecasts at shuffled times, all quantiles of a time together; missing ones stay in place."""
-    known = np.flatnonzero(~np.any([np.isnan(values) for values in forecasts.values()], axis=0))
-    order = np.random.default_rng(seed).permutation(known)
-    found = {key: values.copy() for key, values in forecasts.items()}
-    for key, values in forecasts.items():
-        found[key][known] = values[order]
-    return found
-
-
-def _ordered(forecasts: dict[Key, Floats]) -> dict[Key, Floats]:
-    """A higher quantile of a horizon is never below a lower one."""
-    found: dict[Key, Floats] = {}
-    for before, key in zip((None, *KEYS), KEYS, strict=False):
-        is_higher = before is not None and before[0] == key[0]
-        found[key] = np.maximum(forecasts[key], found[before]) if before and is_higher else forecasts[key]
+def shuffled(values: Floats, seed: int) -> Floats:
+    """Return the values at shuffled times; missing ones stay in place."""
+    known = np.flatnonzero(~np.isnan(values))
+    found = values.copy()
+    found[known] = values[np.random.default_rng(seed).permutation(known)]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +14,18 @@ from advisor.from_store import MAX_AGE_DAYS
 from advisor.power.decide import Budget
 from advisor.power.forecast import (
     DAY,
-    HORIZONS,
-    KEYS,
+    QUANTILE,
     STEP_MIN,
     Floats,
-    Key,
-    Skill,
     Steps,
-    coming,
+    changes_of,
     load_holidays,
     pinball,
     steps_of,
 )
-from advisor.power.model import (
-    DemandModel,
-    TrainedDemand,
-    demand_versions,
-    load_demand,
-    save_demand,
-    selection_of,
-    train_demand,
-)
+from advisor.power.model import DemandModel, train_demand
 from advisor.power.replay import Plant
+from advisor.power.versions import TrainedDemand, demand_versions, load_demand, save_demand, selection_of
 from advisor.version_folders import KEEP_VERSIONS
 from almanac.config import NodeSet, Power
 from almanac.errors import AlmanacError, NoModelError
@@ -56,7 +47,7 @@ LEAST_LOSS = 0.25
 since is no harm.
 """
 OVER_BUDGET = 1.5
-FEW_WAKES, FEW_SHORT_MIN = 3, 30
+FEW_BOOTS, FEW_WAKES, FEW_SHORT_MIN = 5, 3, 30
 """A budget exceeded by less is no alarm: a count every 10 minutes knows short minutes in tens."""
 
 
@@ -89,14 +80,14 @@ def usable_demand(models_dir: Path, node_set: NodeSet, now_s: int) -> tuple[Trai
 class DemandDrift:
     """The accuracy of the forecasts since they were made. days: decisions judged.
 
-    loss: mean pinball loss over all horizons and quantiles, nodes. expected_loss: that of the validation spans.
-    coverage: share of the demand at or below the forecast, by quantile. alarms: in words; empty if all is well.
+    loss: mean pinball loss, nodes. expected_loss: that of the validation spans. coverage: share of the demand at or
+    below the forecast, which is of the quantile QUANTILE. alarms: in words; empty if all is well.
     """
 
     days: float
     loss: float
     expected_loss: float
-    coverage: dict[float, float]
+    coverage: float
     alarms: tuple[str, ...]
 
 
@@ -110,68 +101,65 @@ def drift_of_demand(versions: Sequence[TrainedDemand], series: NodeSeries, now_s
         return None
     steps = steps_of(series)
     forecasts, expected = _as_made(versions, steps, now_s)
-    actual = {horizon: coming(steps.highest, horizon, np.max) - steps.recent for horizon in HORIZONS}
-    is_known = np.logical_and.reduce(
-        [~np.isnan(actual[horizon] - forecasts[horizon, quantile]) for horizon, quantile in forecasts]
-    )
+    actual = changes_of(steps)
+    is_known = ~np.isnan(actual - forecasts)
     if is_known.sum() < LEAST_STEPS:
         return None
-    losses = [pinball(actual[key[0]][is_known], values[is_known], key[1]) for key, values in forecasts.items()]
-    coverage = {
-        quantile: float((actual[horizon] <= forecasts[horizon, quantile])[is_known].mean())
-        for horizon, quantile in KEYS
-    }
-    loss, before = float(np.mean(losses)), float(np.nanmean(expected[is_known]))
+    loss, before = pinball(actual[is_known], forecasts[is_known]), float(np.nanmean(expected[is_known]))
+    coverage = float((actual <= forecasts)[is_known].mean())
     return DemandDrift(float(is_known.sum() / DAY), loss, before, coverage, tuple(_alarms(loss, before, coverage)))
 
 
-def _as_made(versions: Sequence[TrainedDemand], steps: Steps, now_s: int) -> tuple[dict[Key, Floats], Floats]:
+def _as_made(versions: Sequence[TrainedDemand], steps: Steps, now_s: int) -> tuple[Floats, Floats]:
     """Forecasts of each step by the newest version of its time, NaN outside the window; and their expected losses."""
     ordered = sorted(versions, key=lambda one: one.trained_s)
     times_s = steps.start.astype("datetime64[s]").astype(np.int64) + np.arange(len(steps)) * STEP_MIN * 60
-    forecasts = {key: np.full(len(steps), np.nan) for key in KEYS}
-    expected = np.full(len(steps), np.nan)
+    forecasts, expected = np.full(len(steps), np.nan), np.full(len(steps), np.nan)
     ends_s = [*(one.trained_s for one in ordered[1:]), now_s]
     for trained, end_s in zip(ordered, ends_s, strict=True):
         begin_s = max(trained.trained_s, now_s - WINDOW_DAYS * DAY_S)
         is_own = (times_s >= begin_s) & (times_s < min(end_s, now_s))
-        if not is_own.any():
-            continue
-        for key, values in trained.model.forecaster.changes(steps).items():
-            forecasts[key][is_own] = values[is_own]
-        expected[is_own] = expected_loss(trained.model.forecaster.skills)
+        if is_own.any():
+            forecasts[is_own] = trained.model.forecaster.changes(steps)[is_own]
+            expected[is_own] = trained.model.used.loss
     return forecasts, expected
 
 
-def expected_loss(skills: Sequence[Skill]) -> float:
-    """Mean pinball loss of what is used, on the validation span, over all horizons and quantiles; nodes."""
-    return float(np.nanmean([getattr(skill, skill.used) for skill in skills]))
-
-
-def _alarms(loss: float, before: float, coverage: dict[float, float]) -> list[str]:
+def _alarms(loss: float, before: float, coverage: float) -> list[str]:
     found = []
     if loss > DRIFT_BY * max(before, LEAST_LOSS):
         found.append(
             f"the forecast's pinball loss was {loss:.2f} nodes in the last {WINDOW_DAYS} days, {before:.2f} at training"
         )
-    found += [
-        f"demand stayed within the {quantile:.0%} forecast {share:.0%} of the time"
-        for quantile, share in coverage.items()
-        if share < quantile - MAX_LOST_COVERAGE and loss > LEAST_LOSS
-    ]
+    if coverage < QUANTILE - MAX_LOST_COVERAGE and loss > LEAST_LOSS:
+        found.append(f"demand stayed within the {QUANTILE:.0%} forecast {coverage:.0%} of the time")
     return found
+
+
+def budget_of(power: Power, nodes: int) -> Budget:
+    """The budget of [power] for a node set of so many nodes."""
+    wakes = power.wakeups_per_day
+    return Budget(power.boots_per_node * nodes, power.short_min_per_day, None if wakes < 0 else wakes)
+
+
+def typical_nodes(series: NodeSeries) -> int:
+    """Median number of nodes of the set."""
+    return round(float(np.nanmedian(series.total)))
 
 
 def budget_alarms(use: NodeUse, power: Power) -> list[str]:
     """Name what exceeds the budget of [power] by far, in words, over the known time of these counts."""
     found = []
-    for spent, budget, few, words in (
-        (len(use.wake_times_s), power.wakeups_per_day, FEW_WAKES, "wake-ups"),
-        (use.short_min, power.short_min_per_day, FEW_SHORT_MIN, "short minutes"),
+    nodes = use.total_hours * 3600 / use.known_s if use.known_s else 0.0
+    budget = budget_of(power, round(nodes))
+    for spent, a_day, few, words in (
+        (use.boots, budget.boots_per_day, FEW_BOOTS, "node boots"),
+        (len(use.wake_times_s), budget.wakes_per_day, FEW_WAKES, "wake-ups"),
+        (use.short_min, budget.short_min_per_day, FEW_SHORT_MIN, "short minutes"),
     ):
-        allowed = budget * use.known_days
+        allowed = math.inf if a_day is None else a_day * use.known_days
         if spent > OVER_BUDGET * allowed and spent - allowed >= few:
-            found.append(f"{spent:.0f} {words} in {use.known_days:.1f} days, the budget is {budget:g} a day")
+            found.append(f"{spent:.0f} {words} in {use.known_days:.1f} days, the budget is {a_day:g} a day")
     return found
 
 
@@ -207,7 +195,8 @@ def train_node_set(site: Site, node_set: NodeSet, names: Collection[str]) -> Dem
     store, config, now_s = site.store, site.config, site.now_s()
     models_dir = store.models_dir
     series = demand_series(store, node_set, names, now_s - TRAIN_DAYS * DAY_S, now_s)
-    found = drift_of_demand(_usable(models_dir, node_set), series, now_s)
+    versions = _usable(models_dir, node_set)
+    found = drift_of_demand(versions, series, now_s)
     drift = found.alarms if found else ()
     record = trimmed(series)
     if len(record) and not np.nanmax(record.active):
@@ -215,11 +204,11 @@ def train_node_set(site: Site, node_set: NodeSet, names: Collection[str]) -> Dem
             f"none of its {len(names)} nodes ({min(names)}, ...) was in use in {len(record) / 1440:.1f} days",
             "compare their names with those of `sacct -a -X -o NodeList`",
         )
-    budget = Budget(config.power.wakeups_per_day, config.power.short_min_per_day)
+    usable = [each for each in versions if not faults_of_demand(each, node_set, now_s)]
     try:
         model = train_demand(
-            record, budget, seed=SEED, plant=Plant.configured(config.power),
-            holidays=load_holidays(config.power.holidays),
+            record, budget_of(config.power, len(names)), seed=SEED, plant=Plant.configured(config.power),
+            holidays=load_holidays(config.power.holidays), before=usable[-1].model if usable else None,
         )  # fmt: skip
     except ValueError as error:
         raise NoModelError(
@@ -242,17 +231,5 @@ def _usable(models_dir: Path, node_set: NodeSet) -> list[TrainedDemand]:
 
 
 def describe(model: DemandModel) -> list[str]:
-    """Describe a model for a reader: whether its forecast is used, its losses, and its notes."""
-    skills = model.forecaster.skills
-    lost = [skill for skill in skills if not skill.is_model_used]
-    losses = ", ".join(f"{name} {_mean(skills, name):.2f}" for name in ("persistence", "seasonal", "shuffled"))
-    compared = f"mean pinball loss {_mean(skills, 'model'):.2f} nodes, {losses}"
-    if not lost:
-        return [f"the forecast beats its baselines: {compared}", *model.notes]
-    named = ", ".join(f"{skill.horizon * STEP_MIN / 60:g} h at {skill.quantile:g}: {skill.used}" for skill in lost)
-    said = f"the forecast does not beat its baselines at {len(lost)} of {len(skills)} horizons and quantiles"
-    return [f"{said}, and a baseline is used there ({named}); {compared}", *model.notes]
-
-
-def _mean(skills: Sequence[Skill], name: str) -> float:
-    return float(np.nanmean([getattr(skill, name) for skill in skills]))
+    """Describe a model for a reader: its forecast and why, its budget, and its notes."""
+    return [f"forecast: {model.reason()}; {model.used.use:.0%} of the budget used", *model.notes]

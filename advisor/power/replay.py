@@ -1,37 +1,19 @@
-"""Replay power controllers and baselines on a node series, minute by minute, and choose settings that keep a budget."""
+"""Replay power controllers and baselines on a node series, minute by minute."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from advisor.power.decide import (
-    CREDIT_DAYS,
-    HIGHS_SEEN,
-    Budget,
-    Controller,
-    DemandView,
-    ForecastController,
-    ForecastSettings,
-    Spent,
-    Views,
-    credit_of,
-)
+from advisor.power.decide import HIGHS_SEEN, Budget, Controller, DemandView, Spent, Views, is_overspent
 from advisor.power.forecast import STEP_MIN
 from almanac.actions_config import Power
-from almanac.units import DAY_S
 from telemetry.power.series import MINUTE_S, NodeSeries
 
 DAY_MIN = 1440
-
-# Chosen on Philly before 16 November and on Earth. Fractions of the set's nodes.
-MARGIN, EXTRA = 0.005, 0.08
-TAILS = (0.1, 0.14, 0.2, 0.28, 0.4)
 
 
 @dataclass(frozen=True)
@@ -147,13 +129,12 @@ class PowerReplay:
     """The actions of a controller. Minutes are of the span; unusable ones are neither scored nor counted.
 
     powered: (n_minutes,) nodes up or booting. short: (n_minutes,) nodes wanted above those up. wakes: nodes of each
-    wake-up. spent: when, in seconds of the span.
+    wake-up.
     """
 
     powered: NDArray[np.int64]
     short: NDArray[np.int64]
     wakes: list[int] = field(default_factory=list)
-    spent: Spent = field(default_factory=Spent)
 
 
 def span_of(views: Views) -> slice:
@@ -162,18 +143,23 @@ def span_of(views: Views) -> slice:
 
 
 def replay(
-    series: NodeSeries, views: Views, controller: Controller, budget: Budget | None = None, plant: Plant | None = None
-) -> PowerReplay:
-    """Run the controller over the span of the views, beginning with every node powered.
+    series: NodeSeries, views: Views, controller: Controller, budget: Budget | None = None, plant: Plant | None = None,
+    spare: int | None = None,
+) -> PowerReplay:  # fmt: skip
+    """Run the controller over the span of the views.
 
-    Each minute sees the demand of the one before. Nodes in use are never powered down. Demand above the total is no
-    shortage. While minutes are unusable nothing changes. The controller is told what it has in hand of the budget.
+    It begins with every node powered, or, with `spare`, with so many above those in use. Each minute sees the demand of
+    the one before. Nodes in use are never powered down. Demand above the total is no shortage. While minutes are
+    unusable nothing changes. The controller is told when it has used up the budget.
     """
     rows = span_of(views)
     active, total, usable = series.active[rows], series.total[rows], series.is_usable[rows]
     demand = np.where(usable, np.minimum(np.ceil(active), total), -1).astype(np.int64)
     totals = np.where(usable, total, -1).astype(np.int64)
     run = _NodeMinutes(demand.tolist(), totals.tolist(), controller, budget or Budget(), plant or Plant())
+    if spare is not None:
+        first = next((nodes for nodes in run.demand if nodes >= 0), 0)
+        run.up = run.on = min(run.total, first + spare)
     peaks = demand.reshape(-1, STEP_MIN).max(axis=1).tolist()
     whole = np.all(usable.reshape(-1, STEP_MIN), axis=1).tolist()
     for place, view in enumerate(views.views):
@@ -183,9 +169,7 @@ def replay(
             continue
         for minute in range(place * STEP_MIN, (place + 1) * STEP_MIN):
             run.minute(minute, view)
-    return PowerReplay(
-        np.array(run.powered, dtype=np.int64), np.array(run.short, dtype=np.int64), run.wakes, run.spent(len(demand))
-    )
+    return PowerReplay(np.array(run.powered, dtype=np.int64), np.array(run.short, dtype=np.int64), run.wakes)
 
 
 class _NodeMinutes:
@@ -203,12 +187,12 @@ class _NodeMinutes:
         self.wakes: list[int] = []
         self.wake_times_s: list[int] = []
         self.short_times_s: list[int] = []
-        self.unknown_s = list(itertools.accumulate((MINUTE_S * (total < 0) for total in totals), initial=0))
         self.budget = budget
 
     def decide(self, minute: int, view: DemandView) -> DemandView:
         """Power down to the controller's target. Returns the view with what a controller knows of itself."""
-        view = view._replace(credit=credit_of(self.budget, self.spent(minute), minute * MINUTE_S))
+        spent = Spent(self.wake_times_s, self.wakes, self.short_times_s)
+        view = view._replace(is_overspent=is_overspent(self.budget, spent, minute * MINUTE_S))
         active = view.active
         if view.is_stale or active is None:
             return view
@@ -225,10 +209,6 @@ class _NodeMinutes:
             in_use = max(active, *cooling, 0)
             self.up = self.on = min(self.on, max(target, math.ceil(in_use), self.on - self.plant.nodes_per_run))
         return view
-
-    def spent(self, minute: int) -> Spent:
-        unknown_s = self.unknown_s[minute] - self.unknown_s[max(0, minute - CREDIT_DAYS * DAY_S // MINUTE_S)]
-        return Spent(0, self.wake_times_s, self.short_times_s, unknown_s)
 
     def _is_cooling(self, minute: int) -> bool:
         """Return True if nodes were woken in one of the last steps."""
@@ -276,51 +256,3 @@ class _NodeMinutes:
             self.up = max(0, min(self.up + max(0, total - self.total), total - booting))
             self.on = self.up + booting
             self.total = total
-
-
-def tuned_settings(
-    series: NodeSeries, views: Views, budget: Budget, plant: Plant, name: str = "almanac"
-) -> tuple[ForecastSettings, list[str]]:
-    """Settings that the span of the views prefers within the budget, and what a reader has to know."""
-    total = int(np.nanmedian(series.total[: span_of(views).stop]))
-    notes: list[str] = []
-    chosen = best_within(series, views, forecast_controllers(total, name), budget, plant, notes)
-    assert isinstance(chosen, ForecastController)
-    return chosen.settings, notes
-
-
-def forecast_controllers(total: int, name: str) -> list[Controller]:
-    """Controllers to try for a set of so many nodes, from careful to bold: small sets with and without a margin."""
-    extra, usual = max(1, round(EXTRA * total)), round(MARGIN * total)
-    margins = sorted({max(1, usual), usual}, reverse=True)
-    return [ForecastController(ForecastSettings(tail, margin, extra), name) for margin in margins for tail in TAILS]
-
-
-def best_within(
-    series: NodeSeries, views: Views, controllers: Sequence[Controller], budget: Budget, plant: Plant, notes: list[str]
-) -> Controller:
-    """The controller that lets most nodes sleep in the span of the views within the budget; or the closest to it.
-
-    controllers: from careful to bold. Each is judged together with its neighbors, since a few wake-ups more or less are
-    chance.
-    """
-    outcomes = [_use_of(series, views, replay(series, views, one, budget, plant), budget) for one in controllers]
-    found = np.array([np.mean(outcomes[max(0, place - 1) : place + 2], axis=0) for place in range(len(outcomes))])
-    asleep, use = found[:, 0], found[:, 1]
-    if (use <= 1).any():
-        return controllers[int(np.argmax(np.where(use <= 1, asleep, -1.0)))]
-    chosen = controllers[int(np.argmin(use))]
-    notes.append(f"{chosen.name}: no setting kept the budget while tuning; the closest used {use.min():.1f} times it")
-    return chosen
-
-
-def _use_of(series: NodeSeries, views: Views, run: PowerReplay, budget: Budget) -> tuple[float, float]:
-    """Nodes asleep, and the larger of the used shares of the budget."""
-    rows = span_of(views)
-    usable = series.is_usable[rows]
-    days = max(usable.sum() / DAY_MIN, 1e-9)
-    use = max(
-        len(run.wakes) / days / max(budget.wakes_per_day, 1e-9),
-        float((run.short[usable] > 0).sum()) / days / max(budget.short_min_per_day, 1e-9),
-    )
-    return float((series.total[rows] - run.powered)[usable].mean()) if usable.any() else 0.0, use

@@ -13,7 +13,8 @@ from advisor.artefacts import load
 from advisor.duration.rank import rank_words
 from advisor.from_store import faults_of
 from advisor.power.lifecycle import WINDOW_DAYS, budget_alarms, usable_demand
-from advisor.power.model import LEAST_DAYS, trained_sets
+from advisor.power.model import LEAST_DAYS
+from advisor.power.versions import trained_sets
 from advisor.service import load_own
 from almanac.config import NodeSet
 from almanac.config_file import find_config, said_of

@@ -40,9 +40,6 @@ REASON = "almanac: power saving"
 a lost state file."""
 DID_NOT_WAKE = "almanac: did not wake"
 """Begins the reason of a quarantined node."""
-RESUME_FAILED = "ResumeTimeout reached"
-"""Slurm's reason for a node that was down when ResumeTimeout had passed (22.05 to 26.05)."""
-
 _NO_FLAG = NodeFlag(0)
 _MEANINGS: tuple[tuple[frozenset[str], NodeFlag], ...] = (
     (frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM"}), _NO_FLAG),
@@ -92,16 +89,29 @@ NO_MEMORY = NodeState()
 class NodeSetState:
     """A node set's power record.
 
-    wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. short_s: runs that saw more nodes wanted
+    wakes_s: each time that nodes were woken, by almanac or by Slurm for a job. boots: nodes of each; those of the first
+    times can be missing. short_s: runs that saw more nodes wanted
     than up. asleep: the nodes that slept when the last run ended. target: of the last run; None: no change. forecast:
     of the last run, (quantile, nodes) of the highest demand within the horizon; empty if there was none.
     """
 
     wakes_s: tuple[Count, ...] = ()
+    boots: tuple[Count, ...] = ()
     short_s: tuple[Count, ...] = ()
     asleep: tuple[str, ...] = ()
     target: Count | None = None
     forecast: tuple[tuple[Finite, Finite], ...] = ()
+
+    def woken(self, now_s: int, nodes: int) -> NodeSetState:
+        """The record after a wake-up of so many nodes; unchanged by 0."""
+        if not nodes:
+            return self
+        return replace(self, wakes_s=(*self.wakes_s, now_s), boots=(*self.all_boots(), nodes))
+
+    def all_boots(self) -> tuple[Count, ...]:
+        """Nodes of each of `wakes_s`; 1 where an older almanac kept no number."""
+        known = self.boots[-len(self.wakes_s) :] if self.wakes_s else ()
+        return (*[1] * (len(self.wakes_s) - len(known)), *known)
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,10 @@ class PowerState(NodesState):
         )
 
     def with_set(self, name: str, memory: NodeSetState) -> PowerState:
-        short = replace(memory, wakes_s=memory.wakes_s[-MAX_TIMES:], short_s=memory.short_s[-MAX_TIMES:])
+        short = replace(
+            memory, wakes_s=memory.wakes_s[-MAX_TIMES:], boots=memory.all_boots()[-MAX_TIMES:],
+            short_s=memory.short_s[-MAX_TIMES:],
+        )  # fmt: skip
         return replace(self, sets={**self.sets, name: short})
 
 
@@ -223,23 +236,22 @@ def reserved_before(reservations: Sequence[Reservation], now_s: int, until_s: in
 
 _UNFIT = NodeFlag.RESERVED | NodeFlag.DRAINED | NodeFlag.DOWN | NodeFlag.MAINTENANCE | NodeFlag.UNKNOWN
 _NOT_READY = _UNFIT | NodeFlag.ASLEEP
-WAKE_RETRIES = 1
-"""Orders to wake a node again before almanac quarantines it: a second boot fails only on a broken node."""
 _BELIEVED_S = 3600
-_FORGOTTEN, _SILENT = frozenset({"DOWN", "NOT_RESPONDING"}), "Not responding"
 
 
 @dataclass(frozen=True)
 class Failures:
     """Nodes that almanac powered down and that are not back. again: to be woken again. back: they answer, and Slurm
     calls them down all the same. give_up: to be quarantined. lost: slurmctld restarted and forgot that they were
-    powering down (22.05); they are off, and it waits for their answer: repeat the order.
+    powering down (22.05); they are off, and it waits for their answer: repeat the order. later: the cloud had no
+    capacity, and is asked again after a pause.
     """
 
     again: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -270,53 +282,8 @@ def select(nodes: Sequence[PowerNode], target: int | None, active: int, limits: 
     return replace(plan, power_down=()) if target is None else plan
 
 
-def failures_of(names: Sequence[str], nodes: Mapping[str, SlurmNode], memory: PowerState) -> Failures:
-    """Sort the nodes that did not wake by what helps. Only almanac's sleepers that nobody drained since."""
-    again, back, give_up, lost = [], [], [], []
-    for name in names:
-        node, known = nodes.get(name), memory.of(name)
-        if node is not None and _is_left_drained(node):
-            back.append(name)
-            continue
-        if node is None or not known.is_ours:
-            continue
-        if _is_forgotten(node, known):
-            lost.append(name)
-        if not _has_failed(node):
-            continue
-        if not {"POWERED_DOWN", "NOT_RESPONDING"} & node.states:
-            back.append(name)
-        elif known.retries < WAKE_RETRIES:
-            again.append(name)
-        else:
-            give_up.append(name)
-    return Failures(tuple(again), tuple(back), tuple(give_up), tuple(lost))
-
-
-def _is_forgotten(node: SlurmNode, known: NodeState) -> bool:
-    """Return True if Slurm had heard the order to power down, and the node has not booted since."""
-    is_silent = node.states == _FORGOTTEN and node.reason.startswith((_SILENT, REASON))
-    is_silent |= node.states == _FORGOTTEN | {"DRAIN"} and node.reason.startswith(REASON)
-    return known.is_told and is_silent and not _has_booted(node, known)
-
-
-def _is_left_drained(node: SlurmNode) -> bool:
-    """Return True if only the drain of our power-down is left: slurmctld restarted before the rest of it was saved."""
-    flags = flags_of(node.states)
-    is_else = flags & ~(NodeFlag.DRAINED | NodeFlag.BUSY)  # UNKNOWN, until the node answers: Slurm refuses to resume it
-    return bool(flags & NodeFlag.DRAINED) and not is_else and node.reason.startswith(REASON)
-
-
-def _has_booted(node: SlurmNode, known: NodeState) -> bool:
+def has_booted(node: SlurmNode, known: NodeState) -> bool:
     return (node.boot_s or 0) >= max(known.downs_s, default=0)
-
-
-def _has_failed(node: SlurmNode) -> bool:
-    flags = flags_of(node.states)
-    is_waiting = flags & (NodeFlag.BOOTING | NodeFlag.POWERING_DOWN | NodeFlag.DRAINED | NodeFlag.MAINTENANCE)
-    is_down = bool(flags & NodeFlag.DOWN) and not is_waiting
-    is_off = "POWERED_DOWN" in node.states and node.reason.startswith(REASON)
-    return is_down and (is_off or node.reason.startswith(RESUME_FAILED))
 
 
 def kept_on(nodes: Sequence[PowerNode], chosen: NodePlan, limits: PowerLimits, now_s: int) -> Kept:
@@ -349,10 +316,8 @@ def observed(
     changed = {each.name: _seen(memory.of(each.name), each, nodes.get(each.name), now_s) for each in power}
     before = memory.set_of(node_set)
     asleep = frozenset(each.name for each in power if each.flags & NodeFlag.ASLEEP)
-    is_woken = not asleep.issuperset(name for name in before.asleep if name in changed)
-    after = replace(
-        before, asleep=tuple(sorted(asleep)), wakes_s=(*before.wakes_s, now_s) if is_woken else before.wakes_s
-    )
+    woken = sum(name in changed and name not in asleep for name in before.asleep)
+    after = replace(before.woken(now_s, woken), asleep=tuple(sorted(asleep)))
     return memory.with_nodes(changed).with_set(node_set, after)
 
 
@@ -366,7 +331,7 @@ def _seen(known: NodeState, each: PowerNode, node: SlurmNode | None, now_s: int)
     if is_own_sleep and not known.is_ours:
         return known.told_down(now_s)
     is_up = not each.flags & (NodeFlag.ASLEEP | NodeFlag.BOOTING | NodeFlag.DOWN)
-    if is_up and known.is_told and not _has_booted(node, known) and now_s - (known.changed_s or 0) < _BELIEVED_S:
+    if is_up and known.is_told and not has_booted(node, known) and now_s - (known.changed_s or 0) < _BELIEVED_S:
         return known  # a slurmctld that has just restarted can show a node idle that is off
     return replace(known, is_ours=False, is_told=False, retries=0) if is_up and known.is_ours else known
 
@@ -383,8 +348,7 @@ def intended(
     changed |= {name: replace(memory.of(name), quarantined_s=now_s) for name in failures.give_up}
     before = memory.set_of(node_set)
     asleep = tuple(sorted((set(before.asleep) | set(chosen.power_down)) - set(chosen.wake)))
-    wakes_s = (*before.wakes_s, now_s) if chosen.wake else before.wakes_s
-    after = replace(before, asleep=asleep, wakes_s=wakes_s, target=target)
+    after = replace(before.woken(now_s, len(chosen.wake)), asleep=asleep, target=target)
     return memory.with_nodes(changed).with_set(node_set, after)
 
 

@@ -21,7 +21,8 @@ from slurm.nodes import SlurmNode
 from slurm.states import NODE_DOWN, NODE_DRAINED, NODE_OFF, NODE_RESERVED
 from slurm_hooks.nodes.engine import NodeEngine
 from slurm_hooks.orders import Facts, must_still_hold, node_facts
-from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, RESUME_FAILED, PowerState, PowerSurroundings, is_ours
+from slurm_hooks.power.failures import RESUME_FAILED
+from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, PowerState, PowerSurroundings, is_ours
 from slurm_hooks.power.settings import KeptOn, joined, others, read_settings, set_exceptions
 
 _OTHERS = NODE_DRAINED | NODE_DOWN
@@ -148,7 +149,8 @@ class SetStatus:
     """Power status of a node set.
 
     asleep: powered down by almanac. asleep_by_others: powered down, but not by almanac. did_not_wake: quarantined, with
-    Slurm's reason. cycles: power-downs of the last day. wakes: wake-ups of the last day.
+    Slurm's reason. cycles: power-downs of the last day. wakes: wake-ups of the last day. boots: nodes
+    that these woke.
     """
 
     node_set: str
@@ -158,6 +160,7 @@ class SetStatus:
     did_not_wake: tuple[tuple[str, str], ...]
     cycles: int
     wakes: int
+    boots: int
     target: int | None
 
 
@@ -192,6 +195,11 @@ def status_of(engine: NodeEngine[PowerState], config: Config) -> Status:
                 did_not_wake=tuple((node.name, node.reason) for node in own if node.reason.startswith(DID_NOT_WAKE)),
                 cycles=sum(memory.of(name).cycles(now_s) for name in names),
                 wakes=sum(now_s - 86_400 < time_s for time_s in known.wakes_s),
+                boots=sum(
+                    nodes
+                    for time_s, nodes in zip(known.wakes_s, known.all_boots(), strict=True)
+                    if now_s - 86_400 < time_s
+                ),
                 target=known.target,
             )
         )

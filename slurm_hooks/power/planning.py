@@ -26,12 +26,12 @@ from slurm.node_sets import LiveDemand, live_demand, members
 from slurm.nodes import SlurmNode
 from slurm.queued_job import QueuedJob
 from slurm_hooks.nodes.engine import NodeEngine
+from slurm_hooks.power.failures import failures_of
 from slurm_hooks.power.nodes import (
     Failures,
     Kept,
     PowerState,
     PowerSurroundings,
-    failures_of,
     intended,
     kept_on,
     observed,
@@ -82,7 +82,7 @@ class DemandSource(Protocol):
 class SetPlan:
     """The orders of a run for one node set. powered: nodes up or booting, busy ones included. target: None keeps
     what is on, for the reason given. quarantined: given up by an earlier run.
-    forecast: (quantile, nodes) of the highest demand within the horizon.
+    forecast: (quantile, nodes) of the highest demand within the horizon. forecaster: the one in use, and why.
     """
 
     node_set: str
@@ -96,6 +96,7 @@ class SetPlan:
     kept: Kept
     limits: PowerLimits
     forecast: tuple[tuple[float, float], ...] = ()
+    forecaster: str = ""
 
     def orders(self) -> dict[str, tuple[str, ...]]:
         """Return the nodes of each order, by its word in the record; orders about no node are left out."""
@@ -250,11 +251,11 @@ class PowerPlanner:
         decision = PowerDecision(None, hold)
         if not hold:
             past = memory.set_of(node_set.name)
-            spent = Spent(memory.since_s or now_s, past.wakes_s, past.short_s)
+            spent = Spent(past.wakes_s, past.all_boots(), past.short_s)
             decision = self._decision(node_set, names, ready + apart, spent, now_s)
         chosen = select(power, decision.target, demand.active, limits, now_s)
         chosen = replace(chosen, wake=_with_due(chosen.wake, power, around))
-        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory)
+        failures = Failures() if is_memory_lost else failures_of(names, nodes, memory, now_s)
         return SetPlan(
             node_set=node_set.name,
             demand=demand,
@@ -266,6 +267,7 @@ class PowerPlanner:
             quarantined=tuple(name for name in names if memory.of(name).quarantined_s is not None),
             kept=kept_on(power, chosen, limits, now_s),
             limits=limits,
+            forecaster=decision.used,
             forecast=tuple(
                 (quantile, nodes) for (minutes, quantile), nodes in decision.forecast.items() if minutes == HORIZON_MIN
             ),
@@ -310,7 +312,7 @@ class StoredDemand:
         series = demand_series(self.store, node_set, names, start_s, end_s)
         if stale := stale_reason(series, end_s):
             return PowerDecision(None, stale)
-        return trained.model.decide(series, powered, spent)
+        return replace(trained.model.decide(series, powered, spent), used=trained.model.reason())
 
 
 def stale_reason(series: NodeSeries, end_s: int) -> str:

@@ -17,7 +17,8 @@ from slurm.node_sets import live_demand, members
 from slurm.nodes import SlurmNode
 from slurm_hooks.nodes.engine import NodeEngine
 from slurm_hooks.orders import Facts, node_facts
-from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, WAKE_RETRIES, PowerState, confirmed, power_nodes
+from slurm_hooks.power.failures import WAKE_RETRIES
+from slurm_hooks.power.nodes import DID_NOT_WAKE, REASON, PowerState, confirmed, power_nodes
 from slurm_hooks.power.operators import mark_facts
 from slurm_hooks.power.planning import PowerPlan, PowerPlanner, SetPlan
 from slurm_hooks.power.settings import joined, set_exceptions

@@ -323,8 +323,8 @@ class NodeUse:
     """A node set over a span. known_s: seconds of it that counts cover; the other fields are of these alone.
 
     Hours are node-hours. wake_times_s: when fewer nodes were asleep than at the count before; two wake-ups between two
-    counts are one. short_min: minutes with nodes asleep while pending jobs wanted more nodes than were idle.
-    newest: the last count; None without any. counts: those of the span.
+    counts are one. boots: by how many nodes fewer, together. short_min: minutes with nodes asleep while pending jobs
+    wanted more nodes than were idle. newest: the last count; None without any. counts: those of the span.
     """
 
     span_s: int
@@ -334,6 +334,7 @@ class NodeUse:
     asleep_hours: float
     wake_times_s: tuple[int, ...]
     short_min: float
+    boots: int = 0
     newest: NodeCount | None = None
     counts: NodeCounts | None = field(default=None, repr=False, compare=False)
 
@@ -369,6 +370,7 @@ def node_use(counts: NodeCounts, span_s: tuple[int, int]) -> NodeUse:
         asleep_hours=float((asleep * stood_s).sum() / 3600),
         wake_times_s=tuple(time_s[1:][is_followed & (woken > 0)].tolist()),
         short_min=float(stood_s[is_short].sum() / 60),
+        boots=int(woken[is_followed & (woken > 0)].sum()),
         newest=NodeCount(*(int(values[-1]) for values in columns)) if len(time_s) else None,
         counts=NodeCounts(time_s, total, active, wanted, asleep, counts.queued_node_min[is_inside]),
     )

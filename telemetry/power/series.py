@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,10 +85,12 @@ def read_node_series(path: Path, node_set: str = "", gpus_per_node: int = 8) -> 
 
     It ends in .parquet or .csv.
 
-    node_set: rows whose `vc` column has this value. Without `active` and `total`, GPU counts are divided by
-    gpus_per_node and rounded up. Rows without a valid time or with impossible counts are dropped and counted.
-    Raises FileFormatError.
+    node_set: rows whose `vc` column has this value; several values, separated by commas, are one pool. Without `active`
+    and `total`, GPU counts are divided by gpus_per_node and rounded up. Rows without a valid time or with impossible
+    counts are dropped and counted. Raises FileFormatError.
     """
+    if "," in node_set:
+        return pooled([read_node_series(path, name.strip(), gpus_per_node) for name in node_set.split(",")])
     frame = _node_columns(_of_set(_read(path), path, node_set), path, gpus_per_node)
     counts = Counts(seen=len(frame))
     frame = _good_rows(frame, counts)
@@ -99,6 +101,19 @@ def read_node_series(path: Path, node_set: str = "", gpus_per_node: int = 8) -> 
             "give rows with a time, and 0 <= active, 0 < total",
         )
     return _regular(frame, counts, path)
+
+
+def pooled(parts: Sequence[NodeSeries]) -> NodeSeries:
+    """One series of the nodes of all parts, over the minutes that all have. Pending jobs are not pooled."""
+    start = max(part.start for part in parts)
+    first = [int((start - part.start) / np.timedelta64(1, "m")) for part in parts]
+    size = max(0, min(len(part) - begin for part, begin in zip(parts, first, strict=True)))
+    cut = [part.part(begin, begin + size) for part, begin in zip(parts, first, strict=True)]
+    counts = Counts(seen=sum(part.counts.seen for part in parts), kept=sum(part.counts.kept for part in parts))
+    return NodeSeries(
+        start, np.sum([part.active for part in cut], axis=0), np.sum([part.total for part in cut], axis=0),
+        np.full(size, np.nan), np.all([part.is_usable for part in cut], axis=0), counts=counts,
+    )  # fmt: skip
 
 
 def _read(path: Path) -> pd.DataFrame:

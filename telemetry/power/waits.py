@@ -8,7 +8,7 @@ enters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +119,8 @@ def queued_per_minute(waits: NodeWaits, run_min: Floats, most: int, start_s: int
 
 def _fits_from(jobs: JobColumns, ran: JobColumns, node_set: NodeSet) -> Ints:
     """(n,) second from which it is known that a job can run on the set: the begin of the first runs like it there."""
-    partitions = _first_seen(ran, "partition", lambda text: text.split(","), node_set.partition)
-    features = _first_seen(ran, "constraints", required_features, node_set.feature)
+    partitions = _first_seen(ran, "partition", lambda text: text.split(","), node_set.partitions)
+    features = _first_seen(ran, "constraints", required_features, {node_set.feature} - {""})
     names, constraints = jobs.text["partition"], jobs.text["constraints"]
     in_partition = [
         min((partitions.get(name, NEVER_S) for name in text.split(",")), default=NEVER_S) if text else ALWAYS_S
@@ -133,12 +133,12 @@ def _fits_from(jobs: JobColumns, ran: JobColumns, node_set: NodeSet) -> Ints:
     return np.asarray(np.maximum(names.spread(in_partition), constraints.spread(has_features)), dtype=np.int64)
 
 
-def _first_seen(ran: JobColumns, column: str, split: Split, always: str) -> dict[str, int]:
-    """Return the start of the first run whose text in this column holds the name; of the set's own name, always."""
+def _first_seen(ran: JobColumns, column: str, split: Split, always: Collection[str]) -> dict[str, int]:
+    """Return the start of the first run whose text in this column holds the name; of the set's own names, always."""
     texts = ran.text[column]
     first = np.full(len(texts.texts), NEVER_S)
     np.minimum.at(first, texts.codes, ran.number["start_s"])
-    found = {always: ALWAYS_S} if always else {}
+    found = dict.fromkeys(always, ALWAYS_S)
     for text, begin_s in zip(texts.texts, first.tolist(), strict=True):
         for name in split(text):
             found[name] = min(found.get(name, NEVER_S), begin_s)

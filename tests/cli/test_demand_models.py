@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from advisor.power.model import trained_sets
 from advisor.power.replay import Plant
+from advisor.power.versions import trained_sets
 from almanac.config import NodeSet
 from almanac.errors import CommandError, ConfigError
 from almanac.exposition import exposition

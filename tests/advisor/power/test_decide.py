@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from advisor.power.decide import (
-    LEAST_CREDIT,
+    HOLDS,
     Budget,
     DemandView,
     ForecastController,
@@ -21,8 +20,8 @@ from advisor.power.decide import (
     PowerLimits,
     PowerNode,
     Spent,
-    credit_of,
-    level_at,
+    highest_of_last,
+    is_overspent,
     select_nodes,
     views_of,
 )
@@ -33,7 +32,7 @@ NOW_S = 100_000
 NOTHING = NodeFlag(0)
 VIEW = DemandView(
     step=100, total=420, powered=400, active=299.0, recent=310.0, highs=(320.0, 310.0, 300.0),
-    levels={(36, 0.5): 311.0, (36, 0.8): 315.0, (36, 0.9): 319.0}, expected={30: 290.0, 60: 285.0},
+    levels=dict.fromkeys(HOLDS, 311.0) | {36: 315.0}, expected={30: 290.0, 60: 285.0},
 )  # fmt: skip
 
 
@@ -64,62 +63,52 @@ def test_the_paper_wakes_the_gap_plus_a_buffer_and_then_holds() -> None:
     assert paper.target(VIEW._replace(step=110)) == 320
 
 
-def test_ours_keeps_the_forecast_highest_demand_and_a_margin() -> None:
-    ours = ForecastController(ForecastSettings(0.2, margin=4, extra=10))
-    assert ours.target(VIEW) == 319
-    assert ours.target(VIEW._replace(powered=319)) is None
+def test_ours_keeps_the_highest_forecast_of_the_steps_it_holds_and_idle_nodes() -> None:
+    ours = ForecastController(ForecastSettings(24, margin=4, extra=2))
+    assert ours.target(VIEW) == 317
+    assert ForecastController(ForecastSettings(36, 4, 2)).target(VIEW) == 321
+    assert ours.target(VIEW._replace(powered=317)) is None
     assert ours.target(VIEW._replace(active=318.0)) == 322, "never closer to demand than what would wake nodes"
-    assert ours.raised(VIEW, 300) == 329
-    assert ours.raised(VIEW, 402) == 402 + 4 + 1 + 10
-
-
-def test_credit_makes_ours_bolder_and_debt_more_careful() -> None:
-    ours = ForecastController(ForecastSettings(0.1))
-    assert ours.tail(0) == 0.1
-    assert (ours.tail(1), ours.tail(2)) == pytest.approx((0.2, 0.4))
-    assert ours.tail(-1) == pytest.approx(0.025)
-    assert (ours.tail(1e9), ours.tail(-1e9)) == (0.7, 0.005)
-    targets = [ours.target(VIEW._replace(credit=credit)) for credit in (-2, -1, 0, 1, 2)]
-    assert targets == sorted(targets, reverse=True)  # type: ignore[type-var]
-    assert targets[0] != targets[-1]
-
-
-def test_the_level_is_linear_in_the_logarithm_of_the_tail() -> None:
-    levels = {(36, 0.5): 10.0, (36, 0.8): 20.0, (36, 0.95): 40.0}
-    assert [level_at(levels, tail) for tail in (0.5, 0.2, 0.05)] == pytest.approx([10, 20, 40])
-    assert level_at(levels, 0.1) == pytest.approx(30)
-    assert level_at(levels, 0.0125) == pytest.approx(60)
-    assert level_at(levels, 0.7) < 10
+    assert ours.raised(VIEW, 402) == 402 + 4 + 1 + 2
 
 
 DAY = 86400
 
 
-def test_credit_by_hand() -> None:
-    budget, now = Budget(2, 10), 100 * DAY
-    assert credit_of(budget, Spent(now), now) == -1, "nothing is earned yet, and one day is kept in reserve"
-    assert credit_of(budget, Spent(now - 5 * DAY), now) == 4
-    assert credit_of(budget, Spent(0), now) == 19, "20 days at most"
-    woken = Spent(now - 5 * DAY, (now - 3 * DAY, now - DAY, now - 60))
-    assert credit_of(budget, woken, now) == pytest.approx(4 - 1.5)
-    short = Spent(now - 5 * DAY, (now - DAY,), tuple(range(now - 20 * 60, now, 60)))
-    assert credit_of(budget, short, now) == pytest.approx(4 - 2), "the scarcer of the two counts"
-    assert credit_of(budget, Spent(0, (now - 21 * DAY,)), now) == 19
-    assert credit_of(budget, Spent(now - 5 * DAY, unknown_s=2 * DAY), now) == 2
-    assert credit_of(Budget(0, 10), woken, now) < -1e6
+def test_the_budget_is_overspent_by_more_than_twice_a_week_of_it() -> None:
+    budget, now = Budget(10, 2), 100 * DAY
+    days = [now - day * DAY for day in (6, 4, 2)]
+    assert not is_overspent(budget, Spent(), now)
+    assert not is_overspent(budget, Spent(days, [70, 70, 0]), now)
+    assert is_overspent(budget, Spent(days, [70, 70, 1]), now)
+    assert not is_overspent(budget, Spent([now - 8 * DAY, *days], [500, 70, 70, 0]), now), "7 days count"
+    assert not is_overspent(budget, Spent(short_times_s=range(now - 28, now)), now)
+    assert is_overspent(budget, Spent(short_times_s=range(now - 29, now)), now)
+    assert not is_overspent(Budget(10, 2, wakes_per_day=0.2), Spent(days[:2], [1, 1]), now)
+    assert is_overspent(Budget(10, 2, wakes_per_day=0.2), Spent(days, [1, 1, 1]), now), "wake-ups, if a site wants"
+    assert is_overspent(Budget(0, 2), Spent(days[:1], [1]), now)
+
+
+@given(st.lists(st.none() | st.integers(0, 9), max_size=40), st.integers(1, 50))
+def test_the_highest_of_the_last_values(values: list[int | None], window: int) -> None:
+    known = np.array([np.nan if value is None else value for value in values], dtype=float)
+    for place, found in enumerate(highest_of_last(known, window).tolist()):
+        seen = [value for value in values[max(0, place + 1 - window) : place + 1] if value is not None]
+        assert found == max(seen) if seen else np.isnan(found)
 
 
 @pytest.mark.parametrize(
     "missing",
-    [{"levels": None, "expected": None}, {"is_stale": True}, {"active": None},
+    [{"levels": None, "expected": None}, {"is_overspent": True}, {"is_stale": True}, {"active": None},
      {"recent": None, "highs": (), "levels": None}],
 )  # fmt: skip
 def test_without_a_forecast_or_with_stale_data_nothing_is_powered_down(missing: dict[str, object]) -> None:
     view = VIEW._replace(**missing)  # type: ignore[arg-type]
-    assert ForecastController(ForecastSettings(0.2, 4)).target(view) is None
+    assert ForecastController(ForecastSettings(24, 4)).target(view) is None
     if "active" not in missing and "is_stale" not in missing:
-        assert ForecastController(ForecastSettings(0.2, 4)).raised(view, 402) > 402
-    assert PaperController(PaperConstants()).target(view) is None
+        assert ForecastController(ForecastSettings(24, 4)).raised(view, 402) > 402
+    if "is_overspent" not in missing:
+        assert PaperController(PaperConstants()).target(view) is None
 
 
 def test_vanilla_keeps_all_and_keep_warm_a_fixed_number() -> None:
@@ -189,34 +178,36 @@ def test_no_state_breaks_a_rule(nodes: list[PowerNode], target: int | None, limi
     assert select_nodes(mixed, target, limits, NOW_S) == plan
 
 
-@given(st.floats(0, 420), st.integers(0, 420), st.floats(-8, 8))
-def test_nodes_wake_ahead_of_likely_demand_unless_the_budget_is_overspent(
-    soon: float, powered: int, credit: float
+@given(
+    st.floats(0, 420), st.floats(0, 420), st.integers(0, 420), st.sampled_from(HOLDS), st.integers(0, 20),
+    st.integers(0, 20),
+)  # fmt: skip
+def test_nothing_powers_down_below_the_forecast_or_the_margin(
+    level: float, active: float, powered: int, hold: int, margin: int, extra: int
 ) -> None:
-    controller = ForecastController(ForecastSettings(0.1))
-    view = VIEW._replace(powered=powered, soon=soon, credit=credit)
+    controller = ForecastController(ForecastSettings(hold, margin, extra))
+    view = VIEW._replace(powered=powered, active=active, levels=dict.fromkeys(HOLDS, level))
     target = controller.target(view)
-    is_early = math.ceil(soon) + controller.margin > powered and credit > LEAST_CREDIT
-    assert is_early or target is None or target < powered
-    assert not is_early or (target is not None and target > powered)
+    assert target is None or powered > target >= max(level + margin + extra, active + margin)
+    assert controller.raised(view, active) > active + margin
 
 
 def test_what_a_controller_sees_of_a_record() -> None:
-    """The highest of six forecasts, and the highs since the newest gap; at step 47 the present is not known."""
+    """The highest forecasts, and the highs since the newest gap; at step 47 the present is not known."""
     count = np.arange(50.0)
     highest = np.where(count == 10, np.nan, 100 + count)
     recent = np.where(count == 47, np.nan, 200 + count)
     steps = Steps(np.datetime64("2025-03-01"), highest, highest, 50 + count, count, count, recent, count == 48)
-    changes = {(36, 0.5): -2 * count, (18, 0.3): count}
-    views = views_of(steps, changes, 45, 50, {30: 300 + count}).views
+    views = views_of(steps, -2 * count, 45, 50, {30: 300 + count}).views
     seen = {"total": 0, "powered": 0, "highs": tuple(highest[11:45].tolist())}
-    levels, expected = {(36, 0.5): 160.0}, {30: 345.0}
-    first = DemandView(step=45, active=94.0, recent=245.0, levels=levels, soon=290.0, expected=expected, **seen)
-    assert views[0] == first
-    rest = [(each.step, each.active, each.recent, each.levels, each.soon, each.is_stale) for each in views[2:4]]
-    assert rest == [(47, 96.0, None, None, None, False), (48, 97.0, 248.0, {(36, 0.5): 157.0}, 296.0, True)]
-    assert (len(views[4].highs), views[4].highs[0]) == (36, 113.0)
-    begun = views_of(steps, {}, 0, 2).views
-    assert [(each.active, each.highs, each.soon, each.is_stale) for each in begun] == [
-        (None, (), None, True), (50.0, (100.0,), None, False)
+    levels = {hold: 200.0 - max(0, 45 - hold + 1) for hold in HOLDS}
+    assert views[0] == DemandView(
+        step=45, active=94.0, recent=245.0, levels=levels, expected={30: 345.0}, **seen
+    )
+    assert [(each.step, each.active, each.recent, each.is_stale) for each in views[2:4]] == [
+        (47, 96.0, None, False), (48, 97.0, 248.0, True)
     ]  # fmt: skip
+    assert views[2].levels is None and views[3].levels is not None
+    assert (len(views[4].highs), views[4].highs[0]) == (36, 113.0)
+    begun = views_of(steps, 0 * recent, 0, 2).views
+    assert [(each.active, each.highs, each.is_stale) for each in begun] == [(None, (), True), (50.0, (100.0,), False)]

@@ -1,18 +1,23 @@
-"""The demand forecast: sees only the past, is repeatable, and is used only if it beats its baselines."""
+"""The demand forecasts: see only the past, are repeatable, and are what they are called."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
 
 from advisor.power.forecast import (
-    QUANTILES,
+    HORIZON,
+    HOURLY,
+    KINDS,
+    MODEL,
+    PERSISTENCE,
+    QUANTILE,
+    RECENT_STEPS,
     STEP_MIN,
     Floats,
-    Skill,
+    changes_of,
     expected_demand,
     features_of,
     fit_forecaster,
@@ -20,7 +25,6 @@ from advisor.power.forecast import (
     pinball,
     rolling_forecasts,
     shuffled,
-    skills_of,
     steps_of,
     volatility_of,
 )  # fmt: skip
@@ -39,7 +43,8 @@ def daily(days: int, seed: int = 0) -> Floats:
     return np.clip(np.round(50 + 30 * np.sin(minutes * 2 * np.pi / 1440) + noise), 0, 100)
 
 
-def test_no_feature_and_no_forecast_sees_its_own_step_or_a_later_one() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_feature_and_no_forecast_sees_its_own_step_or_a_later_one(kind: str) -> None:
     active = daily(12)
     changed = active.copy()
     step = 1500
@@ -49,9 +54,8 @@ def test_no_feature_and_no_forecast_sees_its_own_step_or_a_later_one() -> None:
     assert list(seen) == list(later)
     for name, values in seen.items():
         np.testing.assert_array_equal(values[: step + 1], later[name][: step + 1], name)
-    one, other = (fit_forecaster(steps, 1000, 0).changes(steps) for steps in (before, after))
-    for key in one:
-        np.testing.assert_array_equal(one[key][: step + 1], other[key][: step + 1])
+    one, other = (fit_forecaster(steps, 1000, 0, kind).changes(steps) for steps in (before, after))
+    np.testing.assert_array_equal(one[: step + 1], other[: step + 1])
 
 
 def announced(days: int) -> NodeSeries:
@@ -75,8 +79,7 @@ def test_the_queue_is_a_feature_of_a_series_that_has_it_and_of_no_other() -> Non
     assert seen[1501] != features_of(steps)["queued_node_h"][1501]
     losses = []
     for one in (steps, without):
-        skills = skills_of(one, [(1000, fit_forecaster(one, 1000, 0))], len(one), 0)
-        losses.append(np.mean([skill.model for skill in skills]))
+        losses.append(pinball(changes_of(one)[1000:], fit_forecaster(one, 1000, 0, MODEL).changes(one)[1000:]))
     assert losses[0] < 0.95 * losses[1], "the queue tells what comes"
 
 
@@ -84,11 +87,9 @@ def test_a_forecaster_of_a_queue_bears_a_series_without_one_and_the_other_way_ro
     series = announced(8)
     steps, without = steps_of(series), steps_of(dataclasses.replace(series, queued=None))
     unknown = steps_of(dataclasses.replace(series, queued=np.full(len(series), np.nan)))
-    of_queue, of_none = (fit_forecaster(one, 1000, 0) for one in (steps, without))
-    for key, values in of_queue.changes(without).items():
-        np.testing.assert_array_equal(values, of_queue.changes(unknown)[key])
-    for key, values in of_none.changes(steps).items():
-        np.testing.assert_array_equal(values, of_none.changes(without)[key])
+    of_queue, of_none = (fit_forecaster(one, 1000, 0, MODEL) for one in (steps, without))
+    np.testing.assert_array_equal(of_queue.changes(without), of_queue.changes(unknown))
+    np.testing.assert_array_equal(of_none.changes(steps), of_none.changes(without))
 
 
 def test_training_sees_nothing_from_its_end_on() -> None:
@@ -97,7 +98,9 @@ def test_training_sees_nothing_from_its_end_on() -> None:
     changed[1000 * STEP_MIN :] = 3.0
     one, other = (expected_demand(steps_of(made(a)), 30, 1000, 0) for a in (active, changed))
     np.testing.assert_array_equal(one[:1001], other[:1001])
-    assert fit_forecaster(steps_of(made(active)), 1000, 0) == fit_forecaster(steps_of(made(changed)), 1000, 0)
+    for kind in KINDS:
+        found = [fit_forecaster(steps_of(made(each)), 1000, 0, kind) for each in (active, changed)]
+        assert found[0] == found[1]
 
 
 def swinging(days: int) -> Floats:
@@ -110,47 +113,51 @@ def swinging(days: int) -> Floats:
     return np.clip(np.round(np.repeat(levels, 180)), 0, 100)
 
 
-def judged(active: Floats, first: int, end: int) -> list[Skill]:
-    steps = steps_of(made(active))
-    return skills_of(steps, [(first, fit_forecaster(steps, first, 0))], end, 0)
+def test_persistence_is_the_quantile_of_past_changes() -> None:
+    steps = steps_of(made(swinging(8)))
+    found = fit_forecaster(steps, 1000, 0, PERSISTENCE)
+    past = [changes_of(steps)[step] for step in range(6, 1000 - HORIZON + 1)]
+    assert found.usual == pytest.approx(np.quantile(past, QUANTILE))
+    assert set(found.changes(steps)[6:].tolist()) == {found.usual}
 
 
-def test_the_model_is_used_where_it_beats_every_baseline() -> None:
-    skills = judged(swinging(16), 1500, 2100)
-    used = [skill for skill in skills if skill.is_model_used]
-    assert len(used) >= 3
-    assert all(s.model < min(s.persistence, s.seasonal, s.shuffled) for s in used)
-
-
-def test_where_the_model_is_no_better_a_baseline_is_used() -> None:
-    skills = judged(daily(14), 1200, 1700)
-    lost = [skill for skill in skills if not skill.is_model_used]
-    assert lost
-    assert all(s.model >= min(s.persistence, s.seasonal, s.shuffled) for s in lost)
-    assert "seasonal" in {skill.used for skill in lost}
-
-
-def test_the_same_seed_gives_the_same_forecast_and_quantiles_do_not_cross() -> None:
+def test_the_hour_of_day_knows_when_demand_rises_and_forgets_after_30_days() -> None:
     steps = steps_of(made(daily(12)))
-    one, other = (fit_forecaster(steps, 1000, 3) for _ in range(2))
-    assert one.fits == other.fits
-    found = one.changes(steps)
-    known = ~np.isnan(found[36, 0.5])
-    assert all((found[36, high] >= found[36, low])[known].all() for low, high in itertools.pairwise(QUANTILES))
+    found = fit_forecaster(steps, len(steps), 0, HOURLY)
+    assert len(found.by_hour) == 24
+    assert found.by_hour[1] > 10 > 0 > found.by_hour[13], "demand is highest at 6 and lowest at 18"
+    assert found.by_hour[1] == found.changes(steps)[144 + 6 + 3]
+    flat = np.concatenate([daily(5), np.full(31 * 1440, 50.0)])
+    assert set(fit_forecaster(steps_of(made(flat)), 36 * 144, 0, HOURLY).by_hour) == {0.0}
+    assert RECENT_STEPS == 30 * 144
+
+
+def test_the_model_beats_persistence_where_the_hour_before_tells_what_comes() -> None:
+    steps = steps_of(made(swinging(16)))
+    plain, model = (pinball(changes_of(steps)[1500:], fit_forecaster(steps, 1500, 0, kind).changes(steps)[1500:])
+                    for kind in (PERSISTENCE, MODEL))  # fmt: skip
+    assert model < 0.97 * plain
+
+
+def test_the_same_seed_gives_the_same_model_of_several_seeds() -> None:
+    steps = steps_of(made(daily(12)))
+    one, same, other = (fit_forecaster(steps, 1000, seed, MODEL) for seed in (3, 3, 4))
+    assert one == same != other
+    assert len(set(one.texts)) == 3
 
 
 def test_a_missing_minute_leaves_no_forecast_for_an_hour() -> None:
     active = daily(12)
     active[1500 * STEP_MIN + 3] = np.nan
     steps = steps_of(made(active))
-    found = fit_forecaster(steps, 1000, 0).changes(steps)[36, 0.8]
+    found = fit_forecaster(steps, 1000, 0, MODEL).changes(steps)
     assert np.isnan(found[1501:1507]).all()
     assert not np.isnan(found[[1500, 1507]]).any()
 
 
 def test_too_short_a_record_is_refused_with_its_length() -> None:
     with pytest.raises(ValueError, match="432 needed"):
-        fit_forecaster(steps_of(made(daily(4))), 300, 0)
+        fit_forecaster(steps_of(made(daily(4))), 300, 0, PERSISTENCE)
 
 
 def test_pinball_by_hand() -> None:
@@ -158,23 +165,21 @@ def test_pinball_by_hand() -> None:
     assert pinball(actual, forecast, 0.9) == pytest.approx((0.9 * 4 + 0.1 * 6) / 2)
 
 
-def test_shuffling_keeps_the_values_the_gaps_and_the_quantiles_of_a_time_together() -> None:
+def test_shuffling_keeps_the_values_and_the_gaps() -> None:
     values = np.array([1.0, np.nan, 2.0, 3.0, 4.0, 5.0])
-    mixed = shuffled({(36, 0.5): values, (36, 0.8): values + 10}, 1)
-    low = mixed[36, 0.5]
-    assert np.isnan(low[1]) and sorted(low[~np.isnan(low)]) == [1, 2, 3, 4, 5]
-    assert not np.array_equal(low, values, equal_nan=True)
-    np.testing.assert_array_equal(mixed[36, 0.8], low + 10)
+    mixed = shuffled(values, 1)
+    assert np.isnan(mixed[1]) and sorted(mixed[~np.isnan(mixed)]) == [1, 2, 3, 4, 5]
+    assert not np.array_equal(mixed, values, equal_nan=True)
 
 
 def test_rolling_forecasts_are_those_of_the_forecaster_of_their_time() -> None:
     steps = steps_of(made(swinging(12)))
-    forecasters = [(step, fit_forecaster(steps, step, 0)) for step in (800, 1200)]
-    rolled = rolling_forecasts(steps, forecasters)
-    for key, values in rolled.items():
-        assert np.isnan(values[:800]).all()
-        np.testing.assert_array_equal(values[800:1200], forecasters[0][1].changes(steps)[key][800:1200])
-        np.testing.assert_array_equal(values[1200:], forecasters[1][1].changes(steps)[key][1200:])
+    forecasters = [(step, fit_forecaster(steps, step, 0, HOURLY)) for step in (800, 1200)]
+    values, moves = rolling_forecasts(steps, forecasters)
+    assert np.isnan(values[:800]).all()
+    for (_, one), rows in zip(forecasters, (slice(800, 1200), slice(1200, None)), strict=True):
+        np.testing.assert_array_equal(values[rows], one.changes(steps)[rows])
+        np.testing.assert_array_equal(moves[rows], values[rows] - one.usual)
 
 
 def test_volatility_by_hand_and_from_no_later_step() -> None:

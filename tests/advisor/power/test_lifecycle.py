@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from advisor.power.decide import Budget
 from advisor.power.forecast import DAY, HORIZONS, KEYS, STEP_MIN, pinball
 from advisor.power.lifecycle import budget_alarms, drift_of_demand, expected_loss, trimmed
-from advisor.power.model import DemandModel, TrainedDemand, train_demand
+from advisor.power.model import DemandModel, train_demand
+from advisor.power.versions import TrainedDemand
 from almanac.config import Power
 from almanac.units import DAY_S
 from telemetry.power.demand import NodeUse

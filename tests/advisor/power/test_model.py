@@ -45,7 +45,7 @@ def series() -> NodeSeries:
 
 @pytest.fixture(scope="module")
 def model(series: NodeSeries) -> DemandModel:
-    return train_demand(cut(series, 0, 15 * 1440), Budget(2, 20), seed=1)
+    return train_demand(cut(series, 0, 15 * 1440), Budget(60, 20), seed=1)
 
 
 @pytest.mark.parametrize("powered", [55, 80, 100])
@@ -55,16 +55,15 @@ def test_a_live_decision_from_the_newest_minutes_is_that_of_the_whole_record(
     first, end = 15 * 144, 20 * 144
     steps = steps_of(series)
     changes = model.forecaster.changes(steps)
-    views = views_of(steps, changes, first, end).views
+    views = views_of(steps, changes - model.forecaster.usual, first, end).views
     controller = ForecastController(model.settings)
     compared = 0
     for step in range(first, end, 37):
         minute = step * STEP_MIN
-        now_s = int(series.start.astype("datetime64[s]").astype(int)) + minute * 60
-        live = model.decide(cut(series, minute - TAIL_MIN, minute), powered, Spent(now_s))
-        view = views[step - first]._replace(powered=powered, total=100, credit=-1.0)
+        live = model.decide(cut(series, minute - TAIL_MIN, minute), powered, NOTHING)
+        view = views[step - first]._replace(powered=powered, total=100)
         assert view.active is not None
-        assert live.forecast == {(h * STEP_MIN, q): float((steps.recent + v)[step]) for (h, q), v in changes.items()}
+        assert live.forecast == {(180, 0.6): float((steps.recent + changes)[step])}
         if view.active + controller.margin <= powered:
             assert live.target == controller.target(view)
             compared += 1
@@ -133,7 +132,7 @@ def test_the_replay_decides_as_the_model_does_live_with_what_it_has_spent(
 ) -> None:
     """Each decision of a replay again, from truncated series and the wake-ups and short minutes before it."""
     steps, first = steps_of(series), 15 * 144
-    views = views_of(steps, model.forecaster.changes(steps), first, 20 * 144)
+    views = views_of(steps, model.forecaster.changes(steps) - model.forecaster.usual, first, 20 * 144)
     seen: list[tuple[DemandView, int | None]] = []
 
     class Watched(ForecastController):

@@ -27,12 +27,12 @@ from slurm.backend import Reservation
 from slurm.nodes import SlurmNode, nodes_of, parse_states
 from slurm.states import is_in_service
 from slurm_hooks.power.bmc_switch import why_not_on
+from slurm_hooks.power.failures import failures_of
 from slurm_hooks.power.nodes import (
     REASON,
     NodeState,
     PowerState,
     PowerSurroundings,
-    failures_of,
     flags_of,
     kept_on,
     power_nodes,
