@@ -49,7 +49,7 @@ class Power:
     boots_per_node: float = key(
         0.1, "budget: boots of a node for each day, on average over its node set", low=0, high=24
     )
-    wakeups_per_day: float = key(
+    wakes_per_day: float = key(
         -1.0, "budget: wake-ups of a node set for each day; below 0: no limit", low=-1, high=1000
     )
     short_min_per_day: float = key(

@@ -376,6 +376,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "dask.workers": "--engine local, which uses all cores",
         "prometheus.exporter": "prometheus.names",
         "mail.bcc": "copies by the mail server, such as sender_bcc_maps of Postfix",
+        "power.wakeups_per_day": "power.boots_per_node; power.wakes_per_day where wake-ups are limited, too",
         "training.blend": "always chosen on the validation span",
         **{
             f"{section}.{key}": f"always {value}"

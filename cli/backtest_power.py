@@ -45,7 +45,7 @@ RECORD_DAYS = 400
 @click.option("--boots", metavar="B", type=click.FloatRange(min=0),
               help="Budget: nodes booted per day. [power.boots_per_node x nodes of the set]")  # fmt: skip
 @click.option("--wakeups", metavar="W", type=click.FloatRange(min=0),
-              help="Budget: wake-ups per day. [power.wakeups_per_day]")  # fmt: skip
+              help="Budget: wake-ups per day. [power.wakes_per_day]")  # fmt: skip
 @click.option("--shortage", metavar="S", type=click.FloatRange(min=0),
               help="Budget: minutes per day with too few nodes. [power.short_min_per_day]")  # fmt: skip
 @click.option("--vc", default="", metavar="NAME,...",

@@ -34,7 +34,7 @@ from advisor.power.forecast import (
     pinball,
     rolling_forecasts,
 )
-from advisor.power.replay import DAY_MIN, Plant, PowerReplay, replay, span_of
+from advisor.power.replay import DAY_MIN, UNLIMITED, Plant, PowerReplay, replay, span_of
 from telemetry.power.series import NodeSeries
 
 REFIT_STEPS = 3 * DAY
@@ -145,20 +145,17 @@ def best_settings(series: NodeSeries, views: Views, budget: Budget, plant: Plant
 
     def value(place: tuple[int, ...]) -> float:
         if place not in seen:
-            run = replay(series, views, ForecastController(_settings(scales, place)), _UNLIMITED, plant)
+            run = replay(series, views, ForecastController(_settings(scales, place)), UNLIMITED, plant)
             seen[place] = outcome_of(series, views, run)
         return value_of(seen[place], budget, total)
 
     guesses = START[0], START[1] * total, START[2]
     place = tuple(min(range(len(s)), key=lambda k: abs(s[k] - guess)) for s, guess in zip(scales, guesses, strict=True))
-    while True:
-        best = max(_neighbors(place, scales), key=value)
-        if value(best) <= value(place):
-            return _settings(scales, place), seen[place]
-        place = best
-
-
-_UNLIMITED = Budget(float("inf"), float("inf"))
+    reach = 1
+    while reach <= 2:
+        best = max(_neighbors(place, scales, reach), key=value)
+        place, reach = (best, 1) if value(best) > value(place) else (place, reach + 1)
+    return _settings(scales, place), seen[place]
 
 
 def value_of(outcome: Outcome, budget: Budget, total: float) -> float:
@@ -171,11 +168,11 @@ def _settings(scales: Sequence[Sequence[float]], place: Sequence[int]) -> Foreca
     return ForecastSettings(int(hold), int(margin), round(margin * share))
 
 
-def _neighbors(place: Sequence[int], scales: Sequence[Sequence[float]]) -> Iterator[tuple[int, ...]]:
-    """Places that differ by one in one or two settings."""
+def _neighbors(place: Sequence[int], scales: Sequence[Sequence[float]], reach: int) -> Iterator[tuple[int, ...]]:
+    """Places that differ by one in so many settings."""
     for step in product((-1, 0, 1), repeat=len(place)):
         found = tuple(here + by for here, by in zip(place, step, strict=True))
-        if 0 < sum(map(abs, step)) < 3 and all(0 <= k < len(s) for k, s in zip(found, scales, strict=True)):
+        if sum(map(abs, step)) == reach and all(0 <= k < len(s) for k, s in zip(found, scales, strict=True)):
             yield found
 
 
@@ -184,5 +181,5 @@ def best_within(
 ) -> Controller:
     """The controller that lets most nodes sleep in the span of the views within the budget, or else the nearest."""
     total = float(np.nanmedian(series.total[: span_of(views).stop]))
-    found = [outcome_of(series, views, replay(series, views, each, _UNLIMITED, plant)) for each in controllers]
+    found = [outcome_of(series, views, replay(series, views, each, UNLIMITED, plant)) for each in controllers]
     return max(zip(controllers, found, strict=True), key=lambda one: value_of(one[1], budget, total))[0]

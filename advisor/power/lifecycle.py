@@ -138,7 +138,7 @@ def _alarms(loss: float, before: float, coverage: float) -> list[str]:
 
 def budget_of(power: Power, nodes: int) -> Budget:
     """The budget of [power] for a node set of so many nodes."""
-    wakes = power.wakeups_per_day
+    wakes = power.wakes_per_day
     return Budget(power.boots_per_node * nodes, power.short_min_per_day, None if wakes < 0 else wakes)
 
 

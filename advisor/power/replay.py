@@ -14,6 +14,7 @@ from almanac.actions_config import Power
 from telemetry.power.series import MINUTE_S, NodeSeries
 
 DAY_MIN = 1440
+UNLIMITED = Budget(math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def replay(
     active, total, usable = series.active[rows], series.total[rows], series.is_usable[rows]
     demand = np.where(usable, np.minimum(np.ceil(active), total), -1).astype(np.int64)
     totals = np.where(usable, total, -1).astype(np.int64)
-    run = _NodeMinutes(demand.tolist(), totals.tolist(), controller, budget or Budget(), plant or Plant())
+    run = _NodeMinutes(demand.tolist(), totals.tolist(), controller, budget or UNLIMITED, plant or Plant())
     if spare is not None:
         first = next((nodes for nodes in run.demand if nodes >= 0), 0)
         run.up = run.on = min(run.total, first + spare)
@@ -187,17 +188,18 @@ class _NodeMinutes:
         self.wakes: list[int] = []
         self.wake_times_s: list[int] = []
         self.short_times_s: list[int] = []
-        self.budget = budget
+        self.budget, self.is_limited = budget, budget != UNLIMITED
 
     def decide(self, minute: int, view: DemandView) -> DemandView:
         """Power down to the controller's target. Returns the view with what a controller knows of itself."""
-        spent = Spent(self.wake_times_s, self.wakes, self.short_times_s)
-        view = view._replace(is_overspent=is_overspent(self.budget, spent, minute * MINUTE_S))
         active = view.active
         if view.is_stale or active is None:
             return view
         self._follow_total(minute)
-        view = self._filled(view, self.on)
+        is_over = self.is_limited and is_overspent(
+            self.budget, Spent(self.wake_times_s, self.wakes, self.short_times_s), minute * MINUTE_S
+        )
+        view = view._replace(total=self.total, powered=self.on, is_overspent=is_over)
         target = self.controller.target(view)
         if target is None:
             return view

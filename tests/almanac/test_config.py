@@ -101,7 +101,7 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"mail": {"reply_to": "a@b.example\r\nBcc: c@d.example"}}, "mail.reply_to is", "without a name"),
         ({"mail": {"address_command": ["mail-of"]}}, "starts with 'mail-of'", "full path"),
         ({"power": {"mode": "on"}}, "power.mode is 'on'", "off, observe, apply"),
-        ({"power": {"wakeups_per_day": -1}}, "power.wakeups_per_day is -1", "correct"),
+        ({"power": {"boots_per_node": -1}}, "power.boots_per_node is -1", "correct"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_remedy(data: dict, seen: str, remedy: str) -> None:

@@ -221,7 +221,9 @@ def test_the_limits_are_those_of_the_configuration() -> None:
 
 def test_a_cool_down_of_hours_is_replayed() -> None:
     series = made([8.0] * 300 + [3.0] * 600)
-    done = replay(series, views_of(steps_of(series), np.zeros(90), 0, 90), Fixed(keep=4), plant=Plant(5, cooldown_steps=36))
+    done = replay(
+        series, views_of(steps_of(series), np.zeros(90), 0, 90), Fixed(keep=4), plant=Plant(5, cooldown_steps=36)
+    )
     assert done.powered[[300, 650, 659, 660]].tolist() == [8, 8, 8, 4]
 
 

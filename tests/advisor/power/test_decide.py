@@ -201,9 +201,7 @@ def test_what_a_controller_sees_of_a_record() -> None:
     views = views_of(steps, -2 * count, 45, 50, {30: 300 + count}).views
     seen = {"total": 0, "powered": 0, "highs": tuple(highest[11:45].tolist())}
     levels = {hold: 200.0 - max(0, 45 - hold + 1) for hold in HOLDS}
-    assert views[0] == DemandView(
-        step=45, active=94.0, recent=245.0, levels=levels, expected={30: 345.0}, **seen
-    )
+    assert views[0] == DemandView(step=45, active=94.0, recent=245.0, levels=levels, expected={30: 345.0}, **seen)
     assert [(each.step, each.active, each.recent, each.is_stale) for each in views[2:4]] == [
         (47, 96.0, None, False), (48, 97.0, 248.0, True)
     ]  # fmt: skip

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from advisor.power.decide import Budget, DemandView, ForecastController, views_of
-from advisor.power.forecast import STEP_MIN, steps_of
+from advisor.power.forecast import KINDS, MODEL, STEP_MIN, fit_forecaster, steps_of
 from advisor.power.model import MODEL_FILE, TAIL_MIN, DemandModel, Spent, train_demand
 from advisor.power.replay import replay
 from telemetry.power.series import NodeSeries
 
 NOTHING = Spent()
+OVERSPENT = Spent(tuple(range(1767571200, 1767571200 + 30 * 86400, 3600)), (1000,) * 720)
 
 
 def made(days: int) -> NodeSeries:
@@ -104,22 +106,57 @@ def damaged(files: dict[str, str], **change: object) -> dict[str, str]:
     return {**files, MODEL_FILE: json.dumps({**json.loads(files[MODEL_FILE]), **change})}
 
 
-def test_damaged_files_are_refused(model: DemandModel) -> None:
-    files = model.to_files()
+def of_kind(model: DemandModel, series: NodeSeries, kind: str) -> DemandModel:
+    trial = dataclasses.replace(model.trials[0], kind=kind)
+    fitted = fit_forecaster(steps_of(series), 10 * 144, 1, kind)
+    return dataclasses.replace(model, forecaster=fitted, trials=(trial,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_give_the_model_back_and_hold_lightgbm_only_where_it_is_used(
+    series: NodeSeries, model: DemandModel, kind: str
+) -> None:
+    own = of_kind(model, series, kind)
+    files = own.to_files()
+    assert DemandModel.from_files(files) == own
+    assert sorted(files) == [MODEL_FILE, *(["seed0.txt", "seed1.txt", "seed2.txt"] if kind == MODEL else [])]
+
+
+def test_damaged_files_are_refused(series: NodeSeries, model: DemandModel) -> None:
+    files = of_kind(model, series, MODEL).to_files()
     texts = [name for name in files if name != MODEL_FILE]
     first = files[texts[0]]
+    trial = json.loads(files[MODEL_FILE])["trials"][0]
     bad: list[dict[str, str]] = [
         {}, {**files, MODEL_FILE: ""}, {**files, MODEL_FILE: "[]"}, {**files, MODEL_FILE: '"x"'},
         {**files, MODEL_FILE: files[MODEL_FILE][:-40]}, {**files, texts[0]: ""}, {**files, texts[0]: first[:3000]},
         {name: text for name, text in files.items() if name != texts[0]}, damaged(files, format=1),
-        damaged(files, settings={}), damaged(files, budget=[]), damaged(files, holidays=["x"]),
-        damaged(files, fits=[]), damaged(files, settings={"tail": 2.0, "margin": 1, "extra": 1}),
-        damaged(files, settings={"tail": "0.1", "margin": 1, "extra": 1}),
-        damaged(files, settings={"tail": 0.1, "margin": -1, "extra": 1}),
+        damaged(files, settings={"tail": 2.0}), damaged(files, budget=[]), damaged(files, holidays=["x"]),
+        damaged(files, trials=[]), damaged(files, trials=[{**trial, "kind": "persistence"}]),
+        damaged(files, kind="oracle"), damaged(files, kind="hour of day"), damaged(files, texts=0),
+        damaged(files, usual=None), damaged(files, model_tried_s="x"),
+        damaged(files, settings={"hold": 7, "margin": 1, "extra": 1}),
+        damaged(files, settings={"hold": 24, "margin": "1", "extra": 1}),
+        damaged(files, settings={"hold": 24, "margin": 1, "extra": -1}),
     ]  # fmt: skip
     for content in bad:
         with pytest.raises(ValueError):
             DemandModel.from_files(content)
+
+
+@pytest.mark.parametrize(("kind", "days", "is_tried"), [
+    ("persistence", 29, False), ("persistence", 30, True), ("persistence", -1, True), (MODEL, 1, True),
+])  # fmt: skip
+def test_a_model_that_did_not_pay_is_not_trained_again_for_30_days(
+    series: NodeSeries, model: DemandModel, kind: str, days: int, is_tried: bool
+) -> None:
+    part = cut(series, 0, 9 * 1440)
+    end_s = int(series.start.astype("datetime64[s]").astype(int)) + 9 * 86400
+    tried_s = end_s - days * 86400
+    before = dataclasses.replace(of_kind(model, series, kind), model_tried_s=tried_s)
+    found = train_demand(part, Budget(60, 20), before=before)
+    assert [each.kind for each in found.trials] == list(KINDS if is_tried else KINDS[:-1])
+    assert found.model_tried_s == (end_s if is_tried else tried_s)
 
 
 def test_too_short_a_record_is_refused(series: NodeSeries) -> None:
@@ -142,15 +179,10 @@ def test_the_replay_decides_as_the_model_does_live_with_what_it_has_spent(
 
     done = replay(series, views, Watched(model.settings), model.budget)
     assert done.powered.mean() < 95 and len(done.wakes) > 1
-    begin_s = int(series.start.astype("datetime64[s]").astype(int)) + first * STEP_MIN * 60
     compared = 0
     for view, target in seen[::11]:
-        now_s = (view.step - first) * STEP_MIN * 60
-        spent = Spent(
-            begin_s, tuple(begin_s + s for s in done.spent.wake_times_s if s < now_s),
-            tuple(begin_s + s for s in done.spent.short_times_s if s < now_s),
-        )  # fmt: skip
         minute = view.step * STEP_MIN
+        spent = NOTHING if not view.is_overspent else OVERSPENT
         live = model.decide(cut(series, minute - TAIL_MIN, minute), view.powered, spent)
         assert view.active is not None
         if view.active + model.settings.margin <= view.powered:
@@ -159,12 +191,14 @@ def test_the_replay_decides_as_the_model_does_live_with_what_it_has_spent(
     assert compared > 5
 
 
-def test_who_spent_more_keeps_more_nodes(series: NodeSeries, model: DemandModel) -> None:
+def test_who_spent_too_much_powers_nothing_down(series: NodeSeries, model: DemandModel) -> None:
     recent = cut(series, 0, 18 * 1440)
-    now_s = int(series.start.astype("datetime64[s]").astype(int)) + 18 * 86400
-    rich, poor = Spent(now_s - 10 * 86400), Spent(now_s - 86400, tuple(now_s - 60 * n for n in range(9, 0, -1)))
-    bold, careful = (model.decide(recent, 100, spent).target for spent in (rich, poor))
-    assert bold is not None and (careful is None or bold < careful)
+    target = model.decide(recent, 100, NOTHING).target
+    assert target is not None and target < 100
+    held = model.decide(recent, 100, OVERSPENT)
+    assert held.target is None and "twice the budget" in held.reason
+    active = int(recent.active[-1])
+    assert (model.decide(recent, active - 1, OVERSPENT).target or 0) > active, "jobs come first"
 
 
 def test_an_outage_that_nobody_knows_of_yet_holds(series: NodeSeries, model: DemandModel) -> None:

@@ -18,17 +18,16 @@ from profiles import examples
 
 from advisor.power.decide import Budget
 from advisor.power.lifecycle import faults_of_demand, usable_demand
-from advisor.power.model import (
-    DemandModel,
+from advisor.power.model import DemandModel, train_demand
+from advisor.power.versions import (
     demand_versions,
     load_demand,
     roll_back_demand,
     save_demand,
     selection_of,
-    train_demand,
     trained_sets,
     use_demand,
-)  # fmt: skip
+)
 from almanac.config import NodeSet
 from almanac.errors import DamageWarning, SchemaVersionError, StoreError
 from telemetry.power.series import NodeSeries
@@ -48,7 +47,7 @@ def trained() -> DemandModel:
         np.datetime64("2026-11-01", "m"), active, np.full(len(minutes), 100.0), active * np.nan,
         np.ones(len(minutes), dtype=bool),
     )  # fmt: skip
-    return train_demand(series, Budget(2, 20), seed=1)
+    return train_demand(series, Budget(60, 20), seed=1)
 
 
 @pytest.fixture

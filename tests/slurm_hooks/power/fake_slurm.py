@@ -40,7 +40,7 @@ WORDS = {
 
 @dataclass
 class FakeSlurm(Watched):
-    """names: its nodes. dead: never boot. is_away: slurmctld does not answer. Each call is a point to be killed at."""
+    """names: its nodes. dead: never boot. cloud: of a cloud. is_away: slurmctld does not answer. Each call is a point to be killed at."""
 
     names: Sequence[str]
     now_s: int = START_S
@@ -51,6 +51,7 @@ class FakeSlurm(Watched):
     nodes_: dict[str, SlurmNode] = field(default_factory=dict)
     changed_s: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
+    cloud: set[str] = field(default_factory=set)
     forgotten: set[str] = field(default_factory=set)
     reserved: list[Reservation] = field(default_factory=list)
     is_away: bool = False
@@ -105,7 +106,8 @@ class FakeSlurm(Watched):
         elif "POWERING_UP" in node.states and name not in self.dead and since_s >= BOOTS_S:
             self.put(name, *base, *keeps, last_busy_s=self.now_s, boot_s=self.now_s)
         elif "POWERING_UP" in node.states and since_s >= RESUME_TIMEOUT_S:
-            self.put(name, "DOWN", *keeps, "POWERED_DOWN", "NOT_RESPONDING", reason="ResumeTimeout reached")
+            cloud = ("CLOUD",) if name in self.cloud else ()
+            self.put(name, "DOWN", *cloud, *keeps, "POWERED_DOWN", "NOT_RESPONDING", reason="ResumeTimeout reached")
 
     def _suspend_by_count(self) -> None:
         """Idle nodes beyond the counts power down after SuspendTime, as from 24.11 on."""

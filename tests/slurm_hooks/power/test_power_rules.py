@@ -308,4 +308,4 @@ def test_a_selection_of_nothing_is_empty() -> None:
 def test_a_drain_that_is_left_of_our_power_down_is_taken_off(states: set[str], reason: str, is_resumed: bool) -> None:
     """slurmctld restarted before it saved the rest; whether almanac remembers the order does not matter."""
     node = SlurmNode("n1", frozenset(states), reason=reason)
-    assert failures_of(["n1"], {"n1": node}, PowerState()).back == (("n1",) if is_resumed else ())
+    assert failures_of(["n1"], {"n1": node}, PowerState(), 0).back == (("n1",) if is_resumed else ())
