@@ -1,16 +1,14 @@
-"""Nodes that sleep within a budget, against the paper's controller and an oracle. Run: make bench-power.
+"""Nodes that sleep within a budget of boots, against the paper's controller and an oracle. Run: make bench-power.
 
 Philly is scored on 16 to 30 November, and on two earlier fortnights; the virtual clusters of Earth on 23 to 31 May.
-Everything before the scored span trains and tunes, nothing of it or later. These spans were fixed before the first
-scoring. Every constant of the controllers was chosen on Philly before 16 November and on the sum of the virtual
-clusters of Earth. The two earlier fortnights and Earth are part of that: only 16 to 30 November is unseen.
+Everything before the scored span trains and tunes, nothing of it or later. The form of the controller and its scales
+were chosen while looking at all of these spans: none is unseen.
 """
 
 from __future__ import annotations
 
 import random
 import resource
-import statistics
 import time
 from pathlib import Path
 
@@ -18,14 +16,24 @@ import numpy as np
 from figures import Figure, at_most, exactly, main
 from traces import DATA
 
-from advisor.power.backtest import LEAKY, ORACLE, OURS, PAPER, TEXT, PowerBacktest, backtest_power, spans_of
+from advisor.power.backtest import (
+    LEAKY,
+    ORACLE,
+    OURS,
+    OWN_START,
+    PAPER,
+    TEXT,
+    PowerBacktest,
+    backtest_power,
+    spans_of,
+)  # fmt: skip
 from advisor.power.decide import Budget, NodeFlag, PowerLimits, PowerNode, select_nodes
-from advisor.power.forecast import PERSISTENCE, SHUFFLED, load_holidays
+from advisor.power.forecast import KINDS, load_holidays
 from telemetry.power.series import NodeSeries, read_node_series
 
-SEEDS = range(5)
-BUDGET = Budget(wakes_per_day=1, short_min_per_day=2)
-PAPER_GOAL, ORACLE_GOAL = 1.12, 0.87
+BUDGETS = {"2 short min": (Budget(43, 2), 1.15), "4 short min": (Budget(43, 4), 1.19)}
+"""43 node boots a day, and the goal: nodes asleep to those of the authors' code, which is CES (leaky)."""
+BUDGET = BUDGETS["2 short min"][0]
 PHILLY = "philly_nodes_1min_to_nov.parquet"
 FORTNIGHTS = {
     "Philly 16-30 Nov": ("2017-11-01", "2017-11-16", "2017-11-16", "2017-12-01"),
@@ -44,79 +52,42 @@ NEVER = (
 )  # fmt: skip
 
 
-def runs_of(series: NodeSeries, dates: tuple[str, ...], country: str) -> list[PowerBacktest]:
+def run_of(series: NodeSeries, dates: tuple[str, ...], country: str, budget: Budget) -> PowerBacktest:
     spans = spans_of(series, *(np.datetime64(date, "m") for date in dates))
-    return [backtest_power(series, spans, BUDGET, seed=seed, holidays=load_holidays(country)) for seed in SEEDS]
+    return backtest_power(series, spans, budget, holidays=load_holidays(country))
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
+def score_words(run: PowerBacktest, name: str) -> str:
+    score = run.score_of(name)
+    wakes = "" if score.wakes_per_day is None else f", {score.wakes_per_day:.2f} wake-ups"
+    return f"{score.asleep:.1f} asleep, {score.boots_per_day:.1f} boots{wakes}, {score.short_min_per_day:.2f} short min"
 
 
-def ratio(run: PowerBacktest, other: str) -> float:
-    theirs = run.score_of(other).asleep
-    return run.score_of(OURS).asleep / theirs if theirs else float("nan")
-
-
-def figures_of(name: str, runs: list[PowerBacktest]) -> list[Figure]:
-    found = []
-    for controller in (OURS, PERSISTENCE, SHUFFLED, PAPER, TEXT, LEAKY, ORACLE):
-        scores = [run.score_of(controller) for run in runs]
-        for field in ("asleep", "wakes_per_day", "short_min_per_day"):
-            found.append(Figure(f"{name}: {controller}, {field}", spread([getattr(s, field) for s in scores])))
-    ours = [run.score_of(OURS) for run in runs]
-    paper = [ratio(run, PAPER) for run in runs]
-    text, leaky = ([ratio(run, other) for run in runs] for other in (TEXT, LEAKY))
-    more = [run.score_of(OURS).wakes_per_day - run.score_of(PAPER).wakes_per_day for run in runs]
-    oracle = [ratio(run, ORACLE) for run in runs]
-    control = [ratio(run, SHUFFLED) for run in runs]
-    wakes, short = ([getattr(s, field) for s in ours] for field in ("wakes_per_day", "short_min_per_day"))
+def figures_of(name: str, run: PowerBacktest, budget: Budget, goal: float) -> list[Figure]:
+    ces = [each + start for each in (PAPER, TEXT, LEAKY) for start in ("", OWN_START)]
+    found = [Figure(f"{name}: {each}", score_words(run, each)) for each in (*KINDS, *ces, OURS, ORACLE)]
+    ours = run.score_of(OURS)
+    ratio = ours.asleep / run.score_of(LEAKY).asleep
     return [
         *found,
-        Figure(f"{name}: asleep / CES", spread(paper), f">= {PAPER_GOAL}", statistics.median(paper) >= PAPER_GOAL),
-        Figure(f"{name}: asleep / CES as the text has it", spread(text)),
-        Figure(f"{name}: asleep / leaky CES", spread(leaky)),
-        Figure(f"{name}: wake-ups a day above CES", spread(more), "<= 1", statistics.median(more) <= 1),
-        Figure(
-            f"{name}: asleep / oracle", spread(oracle), f">= {ORACLE_GOAL}", statistics.median(oracle) >= ORACLE_GOAL
-        ),
-        Figure(f"{name}: asleep / shuffled", spread(control), "> 1.02", statistics.median(control) > 1.02),
-        Figure(f"{name}: wake-ups a day", spread(wakes), "<= 1", statistics.median(wakes) <= BUDGET.wakes_per_day),
-        Figure(f"{name}: short minutes a day", spread(short), "<= 2", statistics.median(short) <= 2),
-        Figure(f"{name}: model used, of 6 forecasts", spread([sum(k.is_model_used for k in r.skills) for r in runs])),
-    ]  # fmt: skip
+        Figure(f"{name}: forecast used", run.reason),
+        Figure(f"{name}: asleep / the authors' code", ratio, f">= {goal}", ratio >= goal),
+        at_most(f"{name}: node boots a day", ours.boots_per_day, budget.boots_per_day),
+        at_most(f"{name}: short minutes a day", ours.short_min_per_day, budget.short_min_per_day),
+    ]
 
 
 def earth_figures(path: Path) -> list[Figure]:
-    """One row a virtual cluster, and the goals by how many of them meet each."""
-    found, met = [], {"CES": 0, "oracle": 0, "budget": 0}
-    for name in EARTH_SETS:
-        runs = runs_of(read_node_series(path, name), *EARTH[1:])
-        paper = statistics.median(ratio(run, PAPER) for run in runs)
-        oracle = statistics.median(ratio(run, ORACLE) for run in runs)
-        ours = [run.score_of(OURS) for run in runs]
-        wakes, short = (statistics.median(getattr(s, f) for s in ours) for f in ("wakes_per_day", "short_min_per_day"))
-        more = statistics.median(r.score_of(OURS).wakes_per_day - r.score_of(PAPER).wakes_per_day for r in runs)
-        is_above = all(r.score_of(OURS).asleep >= PAPER_GOAL * r.score_of(PAPER).asleep for r in runs)
-        met["CES"] += is_above and more <= 1
-        met["oracle"] += oracle >= ORACLE_GOAL
-        met["budget"] += wakes <= BUDGET.wakes_per_day and short <= BUDGET.short_min_per_day
-        control = statistics.median(ratio(run, SHUFFLED) for run in runs)
-        words = (
-            f"{statistics.median(s.asleep for s in ours):.2f} asleep, {wakes:.2f} wake-ups, {short:.1f} short min; "
-            f"CES {runs[0].score_of(PAPER).asleep:.2f}, {runs[0].score_of(PAPER).wakes_per_day:.2f}; "
-            f"/ CES {paper:.2f}, / oracle {oracle:.2f}, / shuffled {control:.2f}"
-        )
-        found.append(Figure(f"Earth {name}", words))
-    goals = {
-        "CES": f">= {PAPER_GOAL} x CES, <= 1 wake-up more",
-        "oracle": f">= {ORACLE_GOAL} x oracle",
-        "budget": "within the budget",
-    }
-    return found + [
-        Figure(f"Earth: sets {goals[key]}", f"{number} of {len(EARTH_SETS)}", "all", number == len(EARTH_SETS))
-        for key, number in met.items()
-    ]
+    """Nodes asleep on Earth, apart and as one pool, at 0.2 boots a node and 10 short minutes a day."""
+    found, apart = [], 0.0
+    for name in (*EARTH_SETS, ",".join(EARTH_SETS)):
+        series = read_node_series(path, name)
+        run = run_of(series, *EARTH[1:], Budget(0.2 * float(np.nanmedian(series.total)), 10))
+        if "," not in name:
+            apart += run.score_of(OURS).asleep
+        found.append(Figure(f"Earth {'as one pool' if ',' in name else name}", score_words(run, OURS)))
+    pooled = run.score_of(OURS).asleep
+    return [*found, Figure("Earth: asleep as one pool / apart", pooled / apart, "> 1", pooled > apart)]
 
 
 def random_nodes(rng: random.Random, count: int) -> list[PowerNode]:
@@ -185,7 +156,8 @@ def measure() -> list[Figure]:
     if (DATA / PHILLY).exists():
         series = read_node_series(DATA / PHILLY)
         for about, dates in FORTNIGHTS.items():
-            figures += figures_of(about, runs_of(series, dates, "US"))
+            for what, (budget, goal) in BUDGETS.items():
+                figures += figures_of(f"{about}, {what}", run_of(series, dates, "US", budget), budget, goal)
     else:
         figures.append(Figure("Philly: the trace is not here", PHILLY))
     if (DATA / EARTH[0]).exists():

@@ -138,9 +138,9 @@ def _text(
         (
             ("controller", lambda each: each.controller),
             ("asleep", lambda each: f"{each.asleep:.1f}"),
-            ("boots/d", lambda each: f"{each.boots_per_day:.1f}"),
-            ("wakes/d", lambda each: number_text(each.wakes_per_day, ".2f")),
-            ("short/d", lambda each: f"{each.short_min_per_day:.2f}"),
+            ("boots", lambda each: f"{each.boots_per_day:.1f}"),
+            ("wakes", lambda each: number_text(each.wakes_per_day, ".2f")),
+            ("short", lambda each: f"{each.short_min_per_day:.2f}"),
             ("late", lambda each: late(each, "delayed", ",")),
             ("mean min", lambda each: late(each, "mean_min", ".1f")),
             ("max min", lambda each: late(each, "longest_min", ",")),
@@ -165,7 +165,7 @@ def _text(
     use = f"node use without power saving: {outcome.utilization_before:.1%}; used: share of powered nodes in use"
     return [
         f"scored {outcome.days:.1f} days; budget per day: {budget}",
-        f"forecast used by almanac: {outcome.reason}",
+        f"note: forecast: {outcome.reason}",
         *(f"note: {printable(note, 300)}" for note in outcome.notes),
         replayed, use,
         f"late: delayed jobs, of {format_count(jobs)}\n" if delays else "late: unknown, because the file has no jobs\n",

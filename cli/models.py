@@ -72,7 +72,12 @@ def _demand_json(version: DemandVersion) -> dict[str, Any]:
         return found
     keys = ("code_version", "trained_s", "since_s", "until_s", "selection", "drift")
     model = trained.model
-    return {**found, **{key: getattr(trained, key) for key in keys}, "used": model.used.kind, "forecasts": model.trials}
+    return {
+        **found,
+        **{key: getattr(trained, key) for key in keys},
+        "used": model.used.kind,
+        "forecasts": json_value(model.trials),
+    }
 
 
 @click.command("models")

@@ -47,7 +47,7 @@ PAPER, TEXT, LEAKY = "CES (paper)", "CES (text)", "CES (leaky)"
 """The paper's algorithm with the constants of the authors' code, with those of the paper's text, and with the former
 told the demand that really came. In the authors' code the forecast of the next hours uses demand up to an hour before
 each of them, so after the decision."""
-OWN_START = ", own start"
+OWN_START = ", warm"
 """Ends the name of a CES that begins as its authors' code does: with its buffer above the nodes in use."""
 LEAST_TUNE_DAYS, LEAST_SCORE_DAYS = 3, 1
 

@@ -78,25 +78,26 @@ def test_the_tables_fit_a_terminal_and_the_picture_is_drawn(series: Path, tmp_pa
     done = called("--series", series, "--plot", tmp_path / "power.png")
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("note"))
-    assert all(name in done.stdout for name in ("vanilla", "CES (paper)", "shuffled", "almanac", "oracle"))
+    assert all(name in done.stdout for name in ("vanilla", "CES (paper), warm", "hour of day", "almanac", "oracle"))
     assert "late: unknown, because the file has no jobs" in done.stdout
     assert "money: unknown; set cost.per_kwh" in done.stdout
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_json_names_spans_budget_and_every_controller(series: Path) -> None:
-    done = called("--series", series, "-S", "2026-01-14", "--train-until", "2026-01-10", "--wakeups", "2", "--json")
+    done = called("--series", series, "-S", "2026-01-14", "--train-until", "2026-01-10", "--boots", "9", "--json")
     found = json.loads(done.stdout)
     assert found["spans"] == {"tune": "2026-01-10T00:00", "score": "2026-01-14T00:00", "end": "2026-01-21T00:00"}
-    assert found["budget"] == {"wakes_per_day": 2.0, "short_min_per_day": 2.0}
-    assert len(found["controllers"]) == 9 and found["forecasts"]
+    assert found["budget"] == {"boots_per_day": 9.0, "short_min_per_day": 2.0, "wakes_per_day": None}
+    assert len(found["controllers"]) == 13 + (found["forecast_used"] != "persistence")
+    assert [each["kind"] for each in found["forecasts"]] == ["persistence", "hour of day", "model"]
     assert (
         {score["jobs"] for score in found["controllers"]}
         == {score["money"] for score in found["controllers"]}
         == {None}
     )
     assert found == json.loads(called("--series", series, "-S", "2026-01-14", "--train-until", "2026-01-10",
-                                      "--wakeups", "2", "--json").stdout)  # fmt: skip
+                                      "--boots", "9", "--json").stdout)  # fmt: skip
 
 
 def test_what_cannot_be_understood_is_refused(series: Path, tmp_path: Path) -> None:

@@ -121,12 +121,12 @@ def test_the_demo_ends_with_a_back_test_and_a_plan(place: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "$ almanac backtest power --node-set a100" in said
     assert "oracle" in said
-    rows = [line.split(maxsplit=8) for line in said.partition("Plan at")[2].splitlines()]
+    rows = [line.split(maxsplit=6) for line in said.partition("Plan at")[2].splitlines()]
     plans = {row[0]: row for row in rows if row[:1] in (["a100"], ["new"])}
-    total, kept, down = (int(plans["a100"][place]) for place in (1, 6, 7))
+    total, kept, down = (int(plans["a100"][place]) for place in (1, 4, 5))
     assert (total, kept + down) == (20, 20)
-    assert plans["new"][1:8] == ["3", *["-"] * 6]
-    assert "no model is trained for node set new" in plans["new"][8]
+    assert plans["new"][1:6] == ["3", *["-"] * 4]
+    assert "no model is trained for node set new" in plans["new"][6]
 
 
 def test_training_replays_the_configured_limits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_doctor_warns_of_a_budget_exceeded_by_far(place: Path) -> None:
     store.of("c").write("node_counts", pa.Table.from_pylist(rows, schema=NODE_COUNTS))
     status, said = checks(app)["demand of a100"]
     assert status == "warn"
-    assert "99 wake-ups in 1.4 days, the budget is 1 a day" in said
+    assert "99 node boots in 1.4 days, the budget is 2 a day" in said
     assert "short minutes in 1.4 days" in said
 
 

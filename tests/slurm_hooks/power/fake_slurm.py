@@ -40,7 +40,10 @@ WORDS = {
 
 @dataclass
 class FakeSlurm(Watched):
-    """names: its nodes. dead: never boot. cloud: of a cloud. is_away: slurmctld does not answer. Each call is a point to be killed at."""
+    """names: its nodes. dead: never boot. cloud: of a cloud. is_away: slurmctld does not answer.
+
+    Each call is a point to be killed at.
+    """
 
     names: Sequence[str]
     now_s: int = START_S
