@@ -54,7 +54,7 @@ SAFE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PowerUse:
     """A replay by its means: nodes asleep; nodes booted, wake-ups, and minutes of shortage per day."""
 
     asleep: float
@@ -67,15 +67,15 @@ class Outcome:
         return budget.use(self.boots_per_day, self.short_min_per_day, self.wakes_per_day)
 
 
-def outcome_of(series: NodeSeries, views: Views, run: PowerReplay) -> Outcome:
+def outcome_of(series: NodeSeries, views: Views, run: PowerReplay) -> PowerUse:
     """Return the means over the usable minutes of the views' span; zeros if none is usable."""
     rows = span_of(views)
     usable = series.is_usable[rows]
     if not usable.any():
-        return Outcome(0.0, 0.0, 0.0, 0.0)
+        return PowerUse(0.0, 0.0, 0.0, 0.0)
     days = float(usable.sum()) / DAY_MIN
     asleep = float((series.total[rows] - run.powered)[usable].mean())
-    return Outcome(asleep, sum(run.wakes) / days, len(run.wakes) / days, float((run.short[usable] > 0).sum()) / days)
+    return PowerUse(asleep, sum(run.wakes) / days, len(run.wakes) / days, float((run.short[usable] > 0).sum()) / days)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def choose(trials: Sequence[ForecastTrial]) -> ForecastTrial:
     return best
 
 
-def best_settings(series: NodeSeries, views: Views, budget: Budget, plant: Plant) -> tuple[ForecastSettings, Outcome]:
+def best_settings(series: NodeSeries, views: Views, budget: Budget, plant: Plant) -> tuple[ForecastSettings, PowerUse]:
     """Settings that let most nodes sleep in the span of the views within the budget, and what they did.
 
     A hill climb over steps held, margin, and extra; about 30 replays.
@@ -141,7 +141,7 @@ def best_settings(series: NodeSeries, views: Views, budget: Budget, plant: Plant
     total = float(np.nanmedian(series.total[: span_of(views).stop]))
     margins = [each for each in MARGINS if each <= max(2.0, total / 10)]
     scales: tuple[Sequence[float], ...] = HOLDS, margins, EXTRAS
-    seen: dict[tuple[int, ...], Outcome] = {}
+    seen: dict[tuple[int, ...], PowerUse] = {}
 
     def value(place: tuple[int, ...]) -> float:
         if place not in seen:
@@ -158,7 +158,7 @@ def best_settings(series: NodeSeries, views: Views, budget: Budget, plant: Plant
     return _settings(scales, place), seen[place]
 
 
-def value_of(outcome: Outcome, budget: Budget, total: float) -> float:
+def value_of(outcome: PowerUse, budget: Budget, total: float) -> float:
     """Nodes asleep, less half the set for each time that the outcome uses the safe part of the budget too often."""
     return outcome.asleep - total / 2 * max(0.0, outcome.use(budget) / SAFE_SHARE - 1)
 
