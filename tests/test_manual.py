@@ -76,7 +76,7 @@ def test_man_formats_every_page(folder: Path) -> None:
     pages = [*(folder / "man1").iterdir(), *own]
     for page in pages:
         done = subprocess.run(
-            ["man", "--warnings", "-l", str(page)], capture_output=True, text=True, check=True, timeout=60,
+            ["man", "--warnings", "-l", str(page)], capture_output=True, text=True, check=True, timeout=300,
             env={**os.environ, "MANWIDTH": "200", "MANPAGER": "cat", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
         assert done.stderr == ""
@@ -93,7 +93,7 @@ def test_bash_completes_commands_and_options(folder: Path, tmp_path: Path) -> No
         "COMP_WORDS=(almanac train --) COMP_CWORD=2; _almanac_completion almanac -- train; echo ${COMPREPLY[@]}\n"
     )
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
+        ["bash", "-c", script], capture_output=True, text=True, check=True, timeout=300, cwd=ROOT,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
     first, second = done.stdout.splitlines()
@@ -105,4 +105,4 @@ def test_zsh_has_its_completion(folder: Path) -> None:
     script = (folder / "completions" / "_almanac").read_text()
     assert script.startswith("#compdef almanac")
     if zsh := shutil.which("zsh"):
-        subprocess.run([zsh, "-n", str(folder / "completions" / "_almanac")], check=True, timeout=60)
+        subprocess.run([zsh, "-n", str(folder / "completions" / "_almanac")], check=True, timeout=300)

@@ -81,7 +81,7 @@ def test_an_upgrade_starts_what_was_enabled_and_nothing_else(tmp_path: Path, nam
     alone = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", IN_A_COPY, "sh"]
     done = subprocess.run(
         [*alone, tmp_path / "box", tmp_path / "in", script], env=os.environ | {"OLD": on, "SYSTEMD_OFFLINE": "1"},
-        capture_output=True, text=True, check=False, timeout=100,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, text, rest = done.stdout.split("==\n")

@@ -38,9 +38,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run(build, check=True, timeout=300)
     (wheel,) = (folder / "wheel").iterdir()
     home = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=300)
     install = ["--python", str(home / "bin/python"), "install", "--no-deps", str(wheel)]
-    subprocess.run([*pip, *install], check=True, timeout=60)
+    subprocess.run([*pip, *install], check=True, timeout=300)
     (site,) = (home / "lib").glob("python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     yield home / "bin"
@@ -81,7 +81,7 @@ class Caller:
         self.out.unlink(missing_ok=True)
         return subprocess.run(
             argv, cwd=self.planted, env=environ, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False, timeout=30,
+            capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
 
     @property

@@ -280,5 +280,5 @@ def test_a_run_with_nothing_to_do_loads_nothing_for_rendering(site: Site) -> Non
     """It is run every minute."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
     argv = [sys.executable, "-c", IDLE, str(site.root)]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=300, check=True)
     assert done.stdout == "[]\n"

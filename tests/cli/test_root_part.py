@@ -69,7 +69,7 @@ main(sys.argv[2:])
 
 def publish(root: Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BECOME, str(uid), "--config", str(root / "almanac.toml"), "publish"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_root_computes_as_the_stores_owner_and_distributes(root: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_store_that_only_the_environment_names_is_not_distributed(
             os.chown(path, ACCOUNT if store == "store" else USER, -1)
     monkeypatch.setenv("ALMANAC_STORE", str(root / "bobs"))
     config = root / "almanac.toml"
-    subprocess.run([sys.executable, "-m", "cli.distribute", "--config", str(config)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "cli.distribute", "--config", str(config)], check=True, timeout=300)
     assert (root / "advice/sched/_site").read_text() == "configured"
     with pytest.raises(ConfigError, match=r"only \$ALMANAC_STORE names") as caught:
         hand_out(load_config(config), root / "bobs", "c", root / "advice", is_quiet=True)

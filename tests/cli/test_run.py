@@ -300,7 +300,7 @@ def called(site: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     options = ["--config", str(site / "almanac.toml"), "--store", str(site / "store")]
     return subprocess.run(
         [sys.executable, "-c", code, str(site / "bin/almanac"), *options, "run", *argv],
-        capture_output=True, text=True, check=False, timeout=60, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=False, timeout=300, cwd=Path(__file__).parents[2],
         env={key: value for key, value in os.environ.items() if key != "JOURNAL_STREAM"},
     )  # fmt: skip
 

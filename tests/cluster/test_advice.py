@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import wait_until
 from testbed import Cluster
 
 from advisor.artefacts import save
@@ -75,7 +76,8 @@ def history(cluster: Cluster) -> dict[str, list[int]]:
     jobs["bob"].append(cluster.train("bob", "--gpus=4", "-J", "plain-2", profile="low", seconds=8))
     states = cluster.lab.wait_for_jobs(*jobs["alice"], *jobs["bob"])
     assert set(states.values()) == {"COMPLETED"}
-    time.sleep(3)  # three scrapes: the jobs' last samples are there before the first ingest asks for them
+    fresh = f"timestamp(DCGM_FI_DEV_FB_USED) > {time.time():.3f}"
+    wait_until("samples after the jobs' ends", lambda: cluster.prometheus.query(fresh))
     return jobs
 
 

@@ -213,7 +213,7 @@ def answers(_running_site: Site, request: pytest.FixtureRequest) -> Answers:
     running = [seen.ids[name] for name, kind in KINDS.items() if kind.said[RUNNING] == RUNS] + [seen.ids["requeued"]]
     wait_until("the jobs to run", lambda: all(states().get(job) == "RUNNING" for job in running))
     site.run("ctl", "root", "scontrol", "requeuehold", str(seen.ids["requeued"]))
-    time.sleep(4)
+    wait_until("the requeued job to wait", lambda: states().get(seen.ids["requeued"]) == "PENDING")
     look(RUNNING)
     with ThreadPoolExecutor(1) as asking:
         first = asking.submit(places.ask, ["published"], f"until COMPLETED report {seen.ids['gpu']}")

@@ -120,7 +120,7 @@ def test_a_file_that_is_of_no_use_changes_nothing(busy: Site, fault: str) -> Non
 WRITER = """
 import os, sys, time
 path, how, *texts = sys.argv[1:]
-ends = time.monotonic() + 100
+ends = time.monotonic() + 600
 texts = [open(text, "rb").read() for text in texts]
 while time.monotonic() < ends and not os.path.exists(path + ".stop"):
     for text in texts:

@@ -34,11 +34,13 @@ def test_every_node_is_idle_and_has_its_tier(cluster: Cluster) -> None:
 
 
 def test_a_gpu_job_is_known_everywhere_by_its_id(cluster: Cluster) -> None:
-    job = cluster.train("alice", "-C", "gpu&hbm80g", "--gpus=2", profile="high", seconds=9)
+    job = cluster.train("alice", "-C", "gpu&hbm80g", "--gpus=2", profile="high", seconds=900)
     wait_until("the exporter to name the job", lambda: len(busy_gpus(cluster, job)) == 2)
     on = busy_gpus(cluster, job)
-    # Two Prometheus scrapes and the memory's ramp (5 s) lie within the nine seconds.
-    assert cluster.lab.wait_for_jobs(job) == {job: "COMPLETED"}
+    full = f'{FB_USED}{{hpc_job="{job}"}} == {1024 * PROFILES_GIB["high"]}'
+    wait_until("its full memory in Prometheus", lambda: len(cluster.prometheus.query(full)) == 2)
+    cluster.lab.run("scancel", str(job))
+    assert cluster.lab.wait_for_jobs(job) == {job: "CANCELLED"}
     [(node, tres)] = cluster.lab.sacct("-j", str(job), "-S", "now-1hour", "-o", "NodeList,AllocTRES")
     assert node in ("n3", "n4") and "gres/gpu=2" in tres.split(",")
 

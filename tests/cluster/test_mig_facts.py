@@ -103,7 +103,7 @@ def test_a_changed_layout_reaches_slurm_and_the_jobs_elsewhere_live_on(mig: MigS
         mig.restart()
     began = time.monotonic()
     mig.wait_for_gres("n1", TWOS_GRES)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60, "at once, not when the node registers again after minutes"
     assert mig.node("n1")["State"] == "IDLE+DRAIN"
     assert mig.node("n1")["Reason"] == "mig"  # "mig test" as it is cut at its space: the node's own drain
     assert (mig.site.job(elsewhere)["JobState"], mig.site.job(elsewhere)["Restarts"]) == ("RUNNING", "0")

@@ -50,8 +50,9 @@ def mig(cluster: Cluster) -> Iterator[MigSite]:
 
 
 def submit(cluster: Cluster, front: FrontEnd, name: str, gib: float, *options: str) -> int:
-    """A job that uses so much memory for some seconds, as alice submits it with the wrapper."""
-    work = f"echo {gib} >{cluster.lab.root}/profiles/$SLURM_JOB_ID; sleep 14"
+    """A job that uses so much memory until the file go is there, as alice submits it with the wrapper."""
+    profiles = cluster.lab.root / "profiles"
+    work = f"echo {gib} >{profiles}/$SLURM_JOB_ID; until [ -e {profiles}/go ]; do sleep 0.2; done"
     words = (front.wrapper, "-n1", "-o", "/dev/null", "-J", name, *options, "--wrap", work)
     done = front.run(*words, ALMANAC_ADVICE="apply")
     assert done.returncode == 0, done.stderr
@@ -94,6 +95,8 @@ def test_a_job_with_an_advised_slice_runs_on_it_and_its_report_shows_the_slice(
         listed = site.run("n1", "root", f"{mig.bin_dir('n1')}/nvidia-smi", "-L").stdout
         assert len({device for device, _, _ in instances}) == 2
         assert all(device in listed and gpu in listed for device, gpu, _ in instances)
+        time.sleep(10)  # the memory fills within 5 s, and a scrape comes each second
+        (cluster.lab.root / "profiles/go").touch()
         for job in jobs:
             site.wait_for(job, "COMPLETED")
         site.wait_for_accounting(*jobs)

@@ -34,7 +34,9 @@ PROGRAMS = {
     "waiting": "trap 'echo ended; exit 5' TERM; echo ready; while :; do sleep 0.1; done",
     "dying": """
 [ "$CUDA_MPS_PIPE_DIRECTORY" ] || exec echo alone
-sleep 1; echo dies >"$FAKE_MPS_MODE"; sleep 1; exit 6
+sleep 1; echo dies >"$FAKE_MPS_MODE"
+while kill -0 $(cat "$CUDA_MPS_PIPE_DIRECTORY"/*.pid) 2>/dev/null; do sleep 0.1; done
+exit 6
 """,
     "deaf": "trap '' TERM; echo ready; while :; do sleep 0.1; done",
     "restarted": '[ "$SLURM_RESTART_COUNT" ] && exec echo again; exec waiting',

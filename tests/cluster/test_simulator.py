@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import pytest
 from sites import Site
 from slurm_traces import (
+    DELAY_S,
     ON_SPARE,
     PARTITIONS,
     TWO_WAIT,
@@ -50,32 +53,58 @@ def scheduling(site: Site, kind: str, parameters: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Started:
-    """start_s: since the first start of the trace. nodes, gpus: of the whole job. is_backfilled: Slurm says so."""
+    """start_s: since the first start of the trace. nodes, gpus: of the whole job. is_backfilled: Slurm says so.
+
+    late_s: added to its run, or to its submission after the first one.
+    """
 
     start_s: float
     nodes: int
     gpus: int
     is_backfilled: bool
+    late_s: float
 
 
-def run_trace(site: Site, jobs: Sequence[SleepJob]) -> list[Started]:
-    """Let slurmctld run the jobs: the first wait in closed partitions, the others come later."""
+def run_trace(site: Site, jobs: Sequence[SleepJob], check: Callable[[Sequence[Started]], None]) -> None:
+    """Let slurmctld run the jobs and check how it started them.
+
+    A run that fails proves nothing if the machine delayed a job by more than a trace stands: then another one counts.
+    """
+    for _ in range(4):
+        started = run_once(site, jobs)
+        try:
+            return check(started)
+        except AssertionError:
+            if max(each.late_s for each in started) <= DELAY_S / 2:
+                raise
+    raise AssertionError(f"this machine delays every run: {started}")
+
+
+def run_once(site: Site, jobs: Sequence[SleepJob]) -> list[Started]:
+    """The first jobs wait in closed partitions, the others come later."""
     set_partitions(site, "DOWN")
     ids = submit(site, [job for job in jobs if not job.submit_s])
     set_partitions(site, "UP")
+    opened_s = time.time()
     ids += submit(site, [job for job in jobs if job.submit_s])
     assert set(site.wait_for_accounting(*ids).values()) == {"COMPLETED"}
     wanted = ",".join(map(str, ids))
-    columns = "JobIDRaw,Start,NNodes,AllocTRES,Flags"
+    columns = "JobIDRaw,Start,NNodes,AllocTRES,Flags,Submit,End"
     shown = site.run("ctl", "root", "sacct", "-anPX", "-j", wanted, "-S", "now-2days", "-o", columns).stdout
     rows = {int(row.split("|")[0]): row.split("|")[1:] for row in shown.splitlines()}
-    starts_s = [datetime.fromisoformat(rows[job][0]).timestamp() for job in ids]
+    times_s = {job: [datetime.fromisoformat(rows[job][at]).timestamp() for at in (0, 4, 5)] for job in ids}
+    starts_s = [times_s[job][0] for job in ids]
+
+    def late_s(number: int, job: SleepJob) -> float:
+        start_s, submit_s, end_s = times_s[number]
+        return max(end_s - start_s - job.sleep_s, submit_s - opened_s - job.submit_s if job.submit_s else 0)
+
     return [
         Started(
             start_s - min(starts_s), int(rows[job][1]), int(re.findall(r"gres/gpu=(\d+)", rows[job][2])[0]),
-            "SchedBackfill" in rows[job][3],
+            "SchedBackfill" in rows[job][3], late_s(job, wanted_job),
         )
-        for job, start_s in zip(ids, starts_s, strict=True)
+        for job, start_s, wanted_job in zip(ids, starts_s, jobs, strict=True)
     ]  # fmt: skip
 
 
@@ -107,11 +136,18 @@ def check(jobs: Sequence[SleepJob], policy: str, started: Sequence[Started]) -> 
     assert all(started[job].is_backfilled for job in overtaking(jobs, expected_s))
 
 
+def check_both(policy: str, started: Sequence[Started]) -> None:
+    """Slurm reserves whole nodes. The simulator reserves GPUs, and starts a job on those that stay free."""
+    check(TWO_WAIT, policy, started[: len(TWO_WAIT)])
+    _, waits, after = (each.start_s for each in started[len(TWO_WAIT) :])
+    assert after >= waits
+
+
 def test_fifo_starts_jobs_in_the_order_of_sched_builtin(site: Site) -> None:
     found = (find_trace("fifo", SEED, name, "fifo+skip") for name in PARTITIONS)
     jobs = sorted((job for trace in found for job in trace), key=lambda job: job.submit_s)
     with scheduling(site, "builtin", QUICK):
-        check(jobs, "fifo", run_trace(site, jobs))
+        run_trace(site, jobs, partial(check, jobs, "fifo"))
 
 
 @pytest.mark.parametrize(
@@ -123,12 +159,8 @@ def test_backfill_starts_jobs_in_the_order_of_sched_backfill(site: Site, policy:
     # Slurm reserves for each waiting job, as conservative backfill does, unless bf_job_part_count_reserve limits it.
     random = find_trace(policy, SEED, "whole", "fifo")
     with scheduling(site, "backfill", parameters):
-        check(random, policy, run_trace(site, random))
-        started = run_trace(site, [*TWO_WAIT, *ON_SPARE])
-    check(TWO_WAIT, policy, started[: len(TWO_WAIT)])
-    # Slurm reserves whole nodes. The simulator reserves GPUs, and starts a job on those that stay free.
-    _, waits, after = (each.start_s for each in started[len(TWO_WAIT) :])
-    assert after >= waits
+        run_trace(site, random, partial(check, random, policy))
+        run_trace(site, [*TWO_WAIT, *ON_SPARE], partial(check_both, policy))
     assert start_times(ON_SPARE, policy)[2] == 0
 
 
@@ -141,4 +173,4 @@ def test_limits_of_backfill_are_slurmctlds(site: Site, limits: str, times: int) 
     policy = f"fifo+conservative:{name}={int(number) * times}"
     jobs = find_trace(policy, SEED, "whole", "fifo+conservative")
     with scheduling(site, "backfill", f"{QUICK},{limits}"):
-        check(jobs, policy, run_trace(site, jobs))
+        run_trace(site, jobs, partial(check, jobs, policy))

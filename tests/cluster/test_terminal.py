@@ -316,14 +316,15 @@ def test_a_missing_or_broken_hook_changes_nothing(front: FrontEnd) -> None:
 
 
 def test_a_prompt_that_hangs_is_ended_and_one_that_asks_is_waited_for(front: FrontEnd) -> None:
-    front.filter_on(wait_s=5)
+    front.filter_on(wait_s=15)
     shell = front.terminal("sbatch", *HELD, *WRAP)
     shell.expect_exact("for this job: ")
-    time.sleep(6)
+    time.sleep(16)
     shell.sendline("y")
     assert front.constraint(ended(shell)) == "gpu&hbm40g"
+    front.filter_on(wait_s=5)
     saved = front.site.read("login", str(front.prompt))
-    front.site.write("login", str(front.prompt), b"#!/bin/sh\nexec sleep 60\n", mode=0o755)
+    front.site.write("login", str(front.prompt), b"#!/bin/sh\nexec sleep 600\n", mode=0o755)
     try:
         assert front.constraint(ended(front.terminal("sbatch", *HELD, *WRAP))) == "gpu&hbm80g"
     finally:

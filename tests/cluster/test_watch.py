@@ -224,7 +224,7 @@ def test_the_command_finds_what_idles_by_its_counters_and_cancels_it(
         ("idle", "alice", "resting"), ("kept", "alice", "resting", "--comment=almanac:keep"),
         ("silent", "bob", "silent"), ("busy", "bob", "low"),
     ):  # fmt: skip
-        jobs[name] = cluster.train(user, "-N1", "-n1", "--gpus=4", "-t", "20", *options, profile=profile, seconds=300)
+        jobs[name] = cluster.train(user, "-N1", "-n1", "--gpus=4", "-t", "20", *options, profile=profile, seconds=1200)
     Store.create(tmp_path / "store")
     with MailServer() as server:
         text = CONFIG.format(port=server.port, partition=lab.run("sinfo", "-h", "-o", "%R").stdout.split()[0])
@@ -238,16 +238,18 @@ def test_the_command_finds_what_idles_by_its_counters_and_cancels_it(
         for name in jobs:
             lab.wait_for_state(jobs[name], "RUNNING")
         found = dict[str, Any]()
-        for _ in range(30):
+
+        def is_over() -> bool:
             time.sleep(3)
             app = App(str(tmp_path / "almanac.toml"), str(tmp_path / "store"), lab.cluster, run=commands)
             app.__dict__["config"] = replace(app.config, watch=replace(app.config.watch, cancel_min=0))
             capsys.readouterr()
             assert not command.main(args=["--apply", "--json"], standalone_mode=False, obj=app)
-            found = json.loads(capsys.readouterr().out)
+            found.update(json.loads(capsys.readouterr().out))
             assert (found["unknown"], {each["kind"] for each in found["findings"]} - {"idle"}) == ("", set())
-            if state("idle") != "RUNNING":
-                break
+            return state("idle") != "RUNNING"
+
+        wait_until("the cancel of the idle job", is_over, seen=lambda: found)
         assert found["jobs_with_counters"] == 3
         wait_until("the end of the idle job", lambda: state("idle") == "CANCELLED")
         assert all(state(name) == "RUNNING" for name in ("kept", "silent", "busy"))

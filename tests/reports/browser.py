@@ -65,7 +65,7 @@ def look(page: str, width: int, *, is_dark: bool = False, picture: Path | None =
 
 def _run(*arguments: str) -> str:
     assert CHROMIUM
-    done = subprocess.run([CHROMIUM, *FLAGS, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([CHROMIUM, *FLAGS, *arguments], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout
 
 

@@ -102,7 +102,7 @@ def test_the_current_folder_cannot_stop_a_picture(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "named")
     code = "import os; at = os.getcwd(); import reports.job.plots; assert os.getcwd() == at"
     environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path / "named")}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=300)
 
 
 def test_every_module_that_draws_loads_matplotlib_so() -> None:

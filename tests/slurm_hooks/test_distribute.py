@@ -566,7 +566,7 @@ def test_the_program_loads_no_library_and_places_files(site: Site) -> None:
     )
     options = ["--from", str(site.source), "--to", str(site.target), "--no-sched"]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, *options], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-I", "-c", code, *options], capture_output=True, text=True, check=True, timeout=300
     )
     assert (done.stdout.split("\n")[1:], done.stderr) == (["", ""], "")
     assert f"user/{ALICE}/advice" in site.placed()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 FAKE = ROOT / "tests/cluster/fake_mps_control.py"
 PATH_FIRST = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
 MAIN = "from slurm_hooks.packing.launcher import main; main()"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 class PackJob:

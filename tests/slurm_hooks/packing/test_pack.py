@@ -235,7 +235,7 @@ def test_a_signal_reaches_the_tasks_and_nothing_is_left(job: PackJob, number: si
     launcher = job.start("--items=0-5", "--", "sh", "-c", WAITING.replace("TERM", number.name.removeprefix("SIG")))
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(number)
-    said = launcher.communicate(timeout=60)[1]
+    said = launcher.communicate(timeout=300)[1]
     assert launcher.returncode == 128 + number
     assert f"signal {number}: tasks get it too, and 15 s to end; 4 tasks not started" in said
     assert _ended_otherwise(job) == []
@@ -249,7 +249,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored(job: PackJob) -> None:
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(signal.SIGHUP)
     (job.root / "go").touch()
-    said = launcher.communicate(timeout=60)[1]
+    said = launcher.communicate(timeout=300)[1]
     assert launcher.returncode == 0 and "signal" not in said
     assert len(list(job.root.glob("*.out"))) == 4
 
@@ -262,7 +262,7 @@ def test_a_full_pipe_that_nobody_reads_holds_up_no_signal(job: PackJob) -> None:
     launcher = job.start("--items=0-3", "--", "sh", "-c", WAITING)
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(signal.SIGTERM)
-    launcher.wait(timeout=60)
+    launcher.wait(timeout=300)
     assert launcher.returncode == 128 + signal.SIGTERM
     assert set(launcher.communicate()[1]) == {"x"}
 
@@ -272,7 +272,7 @@ def test_a_signal_for_checkpoints_ends_nothing(job: PackJob) -> None:
     launcher = job.start("--items=0-1", "--", "sh", "-c", waiting)
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(signal.SIGUSR1)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     assert launcher.returncode == 0 and job.output(0).endswith("saved\n")
 
 
@@ -285,7 +285,7 @@ def test_a_client_that_does_not_end_is_killed_only_after_mps_has_ended_its_work(
     job.wait_for("the tasks", lambda: _ready(job))
     clients = {pid for pid, line in job.processes().items() if line.startswith("sh -c trap")}
     launcher.send_signal(signal.SIGTERM)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     assert launcher.returncode == 128 + signal.SIGTERM
     assert {int(path.stem) for path in job.bin.glob("*.terminated")} >= clients and len(clients) == 2
     calls = [call.split()[0] for call in job.calls()]
@@ -298,7 +298,7 @@ def test_where_mps_ends_no_client_its_daemon_is_ended_first(job: PackJob) -> Non
     launcher = job.start("--grace=0.2", "--items=0-1", "--", "sh", "-c", DEAF)
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(signal.SIGTERM)
-    said = launcher.communicate(timeout=60)[1]
+    said = launcher.communicate(timeout=300)[1]
     assert "did not answer within" in said and launcher.returncode == 128 + signal.SIGTERM
     job.wait_until_nothing_is_left()
 
@@ -325,7 +325,7 @@ def test_after_kill_9_nothing_is_left(job: PackJob, when: object) -> None:
     launcher = job.start("--grace=30", "--items=0-1", "--", "sh", "-c", WAITING)
     job.wait_for("the point to kill it", lambda: when(job))
     launcher.kill()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     job.wait_until_nothing_is_left()
     if when is _ready:
         assert _ended_otherwise(job) == []
@@ -340,7 +340,7 @@ def test_what_launcher_and_watchdog_leave_the_next_run_ends(job: PackJob) -> Non
     assert len(watchdogs) == 1
     os.kill(watchdogs[0], signal.SIGKILL)
     launcher.kill()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     (folder,) = job.tmp.iterdir()
     assert job.run("--items=0", "--", "true")[0] == 0  # one task: no MPS, nothing is looked for
     assert folder.exists()
@@ -357,7 +357,7 @@ def test_the_next_run_leaves_the_tasks_of_a_killed_one_their_time(job: PackJob) 
     (folder,) = job.tmp.iterdir()
     os.utime(folder, (0, 0))
     launcher.kill()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     code, said = job.run("--output=second-%a", "--items=0-1", "--", "true")
     assert code == 0 and "earlier run" not in said
     job.wait_until_nothing_is_left()
@@ -384,7 +384,7 @@ def test_a_run_that_lives_and_folders_of_others_are_left_alone(job: PackJob) -> 
     assert code == 0 and "earlier run" not in said
     assert folder.exists() and target.exists() and other.exists()
     launcher.terminate()
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=300)
     other.rmdir()
     link.unlink()
     job.wait_until_nothing_is_left()
@@ -423,7 +423,7 @@ def test_a_program_that_clears_its_environment_is_ended_too(job: PackJob) -> Non
     launcher = job.start("--grace=0.2", "--items=0-1", "--", "env", "-i", "sh", "-c", f"{DEAF} # {job.root}")
     job.wait_for("the tasks", lambda: _ready(job))
     launcher.send_signal(signal.SIGTERM)
-    said = launcher.communicate(timeout=60)[1]
+    said = launcher.communicate(timeout=300)[1]
     assert said.count("ended with code 137") == 2
     job.wait_until_nothing_is_left()
 
@@ -456,7 +456,7 @@ def test_a_signal_that_comes_while_mps_hangs_is_not_lost(job: PackJob) -> None:
     launcher = job.start("--items=0-3", "--", "sh", "-c", "sleep 60")
     job.wait_for("MPS", job.calls)
     launcher.send_signal(signal.SIGTERM)
-    said = launcher.communicate(timeout=60)[1]
+    said = launcher.communicate(timeout=300)[1]
     assert launcher.returncode == 128 + signal.SIGTERM and "4 tasks not started" in said
     job.wait_until_nothing_is_left()
 

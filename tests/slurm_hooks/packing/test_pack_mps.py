@@ -52,7 +52,8 @@ def test_each_gpu_has_its_own_daemon(job: PackJob) -> None:
 )
 def test_where_mps_does_not_start_tasks_share_by_time_slicing(job: PackJob, mode: str, words: str) -> None:
     job.install_mps(mode)
-    job.before = "import slurm_hooks.packing.mps as mps; mps.START_S = 2.0; "
+    job.before = "import slurm_hooks.packing.mps as mps; "
+    job.before += {"hang": "mps.START_S = 2.0; ", "no-server": "mps.START_S = 3.0; "}.get(mode, "")
     job.before += "mps.QUIT_S = -0.5; mps.Mps.ask.__defaults__ = (0.5,); " if mode == "mute" else ""
     code, said = job.run("--items=0-2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY")
     assert code == 0 and words in said and "time-slicing" in said
@@ -64,7 +65,8 @@ def test_a_daemon_that_dies_gives_way_to_time_slicing_and_its_victims_run_again(
     """Whoever fails with it runs once more, alone; what follows runs without MPS."""
     job.install_mps()
     dying = (
-        'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then sleep 0.7; echo dies >$BIN/mode; sleep 1; exit 6; fi; echo alone'
+        'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then sleep 0.7; echo dies >$BIN/mode; '
+        "while kill -0 $(cat $CUDA_MPS_PIPE_DIRECTORY/*.pid) 2>/dev/null; do sleep 0.05; done; exit 6; fi; echo alone"
     )
     code, said = job.run("--items=0-3", "--", "sh", "-c", dying)
     assert code == 0
@@ -75,9 +77,10 @@ def test_a_daemon_that_dies_gives_way_to_time_slicing_and_its_victims_run_again(
 
 def test_a_fault_of_one_reruns_the_other_alone(job: PackJob) -> None:
     job.install_mps()
+    logged = "until grep -q Fatal $CUDA_MPS_LOG_DIRECTORY/server.log 2>/dev/null; do sleep 0.05; done"
     faulty = (
-        "if [ {} = 0 ]; then echo $$ >$BIN/faulty; echo fault >$BIN/mode; sleep 0.5; exit 3; fi; "
-        'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then sleep 0.8; exit 4; fi; '
+        f"if [ {{}} = 0 ]; then echo $$ >$BIN/faulty; echo fault >$BIN/mode; {logged}; exit 3; fi; "
+        f'if [ -n "$CUDA_MPS_PIPE_DIRECTORY" ]; then {logged}; sleep 0.3; exit 4; fi; '
         "ls $BIN/run 2>/dev/null; echo alone; sleep 0.3"
     )
     code, said = job.run("--items=0-1", "--", "sh", "-c", faulty)

@@ -71,7 +71,7 @@ class PowerLab:
 
     def bmc(self, text: str, **numbers: object) -> None:
         """Write the BMC file. numbers: its keys above the tables."""
-        keys = {"timeout_s": 5, "retries": 0, "soft_s": 0, "log_file": str(self.log), **numbers}
+        keys = {"timeout_s": 60, "retries": 0, "soft_s": 0, "log_file": str(self.log), **numbers}
         self.bmc_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()) + text)
         self.bmc_file.chmod(0o600)
 
@@ -84,18 +84,18 @@ class PowerLab:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
             process_group=0,
         )
 
-    def run(self, wanted: str, hosts: str, timeout_s: float = 60, **env: str) -> dict[str, dict[str, object]]:
+    def run(self, wanted: str, hosts: str, **env: str) -> dict[str, dict[str, object]]:
         """Start a program, wait for its end, and return the lines of its log by node."""
         self.log.unlink(missing_ok=True)
         done = self.start(wanted, hosts, **env)
         assert done.returncode == 0, done.stderr
-        return self.wait(timeout_s)
+        return self.wait()
 
-    def wait(self, timeout_s: float = 60) -> dict[str, dict[str, object]]:
+    def wait(self, timeout_s: float = 300) -> dict[str, dict[str, object]]:
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             lines = self.lines()
@@ -157,7 +157,7 @@ def server(lab: PowerLab, argv: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         running.kill()
-        running.wait(10)
+        running.wait(300)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def free_port(kind: socket.SocketKind) -> int:
         return port
 
 
-def wait_for_port(port: int, timeout_s: float = 60) -> None:
+def wait_for_port(port: int, timeout_s: float = 300) -> None:
     until_s = time.monotonic() + timeout_s
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):

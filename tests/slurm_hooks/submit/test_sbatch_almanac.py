@@ -116,7 +116,7 @@ class Bench:
         whole = {**self.environ, **environ}
         command = str(program or self.wrapper)
         return pexpect.spawn(
-            command, list(argv), env=whole, cwd=str(self.root), timeout=20, encoding="utf-8", dimensions=(40, 120)
+            command, list(argv), env=whole, cwd=str(self.root), timeout=300, encoding="utf-8", dimensions=(40, 120)
         )
 
     def answer(self, line: str, *argv: str, **environ: str) -> str:

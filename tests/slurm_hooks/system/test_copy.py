@@ -60,7 +60,7 @@ class Hosts:
 
     def copy(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["/bin/sh", SCRIPT, self.settings], capture_output=True, text=True, timeout=60, check=False
+            ["/bin/sh", SCRIPT, self.settings], capture_output=True, text=True, timeout=300, check=False
         )
 
     def copied(self) -> dict[str, tuple[str, int, int]]:

@@ -108,7 +108,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_query_has_an_answer_with_the_labels_of_its_legend(url: str) -> None:
     for title, expr, legend in QUERIES:
         query = urllib.parse.urlencode({"query": expr.replace("$cluster", ".*")})
-        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=300) as answer:
             series = json.load(answer)["data"]["result"]
         assert len(series) == 1, title
         assert set(re.findall(r"{{(\w+)}}", legend)) <= set(series[0]["metric"]), title

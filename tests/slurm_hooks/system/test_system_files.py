@@ -178,7 +178,7 @@ def test_cron_lines_run(line: str, tmp_path: Path) -> None:
     assert "%" not in line, "cron takes it for a line's end"
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     shell = ["/bin/sh", "-c", words.replace("/var/log/almanac", str(tmp_path))]
-    subprocess.run(shell, check=True, env=environment, timeout=30)
+    subprocess.run(shell, check=True, env=environment, timeout=300)
     expected = ["0077", "run"] if user == "root" else ["0027", "run", "--logs", str(tmp_path)]
     assert (tmp_path / "run.log").read_text().split() == expected
 
@@ -219,7 +219,7 @@ def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
         (tmp_path / file.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / path.name)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert "almanac" not in done.stderr, done.stderr
 
@@ -232,7 +232,7 @@ def test_systemd_makes_user_and_folders(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     for program in (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]):
         file = SYSTEM / ("sysusers.conf" if program[0].endswith("sysusers") else "tmpfiles.conf")
-        subprocess.run([*program, f"--root={tmp_path}", str(file)], check=True, capture_output=True, timeout=60)
+        subprocess.run([*program, f"--root={tmp_path}", str(file)], check=True, capture_output=True, timeout=300)
     assert re.search(
         r"(?m)^almanac:x:\d+:\d+:almanac:/var/lib/almanac:/\S*nologin$", (tmp_path / "etc/passwd").read_text()
     )
@@ -267,9 +267,9 @@ def test_what_the_cron_lines_write_is_rotated_again_and_again(logs: Path) -> Non
     for _ in range(3):
         for name in names:
             command = f"umask 027; echo words >>{logs}/{name}"
-            subprocess.run(["setpriv", *ids, "sh", "-c", command], check=True, timeout=30)
+            subprocess.run(["setpriv", *ids, "sh", "-c", command], check=True, timeout=300)
         rotate = ["logrotate", "--force", "--state", str(logs.parent / "state"), str(rule)]
-        done = subprocess.run(rotate, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(rotate, capture_output=True, text=True, check=False, timeout=300)
         assert (done.returncode, done.stderr) == (0, "")
     assert {path.name for path in logs.iterdir()} == {
         f"{name}.{end}" for name in names for end in ("1", "2.gz", "3.gz")

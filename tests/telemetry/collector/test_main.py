@@ -43,7 +43,7 @@ def start(stub: NvmlStub) -> Iterator[Start]:
         argv = [sys.executable, "-c", PROGRAM, f"--listen=127.0.0.1:{port}", "--host=n1", "--interval=1", *options]
         with (log or Path(os.devnull)).open("wb") as errors:
             processes.append(subprocess.Popen(argv, stderr=errors))
-        url, deadline_s = f"http://127.0.0.1:{port}/metrics", time.monotonic() + 20
+        url, deadline_s = f"http://127.0.0.1:{port}/metrics", time.monotonic() + 300
         while time.monotonic() < deadline_s:
             with contextlib.suppress(OSError):
                 if "almanac_collect_up" in page(url):
@@ -54,17 +54,17 @@ def start(stub: NvmlStub) -> Iterator[Start]:
     yield started
     for process in processes:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(300) == 0
 
 
 def page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return str(answer.read().decode())
 
 
 def wait_for(url: str, said: str, *, is_there: bool = True) -> str:
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + 300
     while time.monotonic() < deadline_s:
         if (said in (text := page(url))) == is_there:
             return text
@@ -99,7 +99,7 @@ def test_a_broken_page_request_gets_no_page_and_does_no_harm(stub: NvmlStub, sta
     port = int(url.rpartition(":")[2].partition("/")[0])
 
     def said(request: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as peer, contextlib.suppress(OSError):
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as peer, contextlib.suppress(OSError):
             peer.sendall(request)
             peer.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: peer.recv(65536), b""))
@@ -158,7 +158,7 @@ def test_connections_that_say_nothing_end_and_new_ones_are_answered(
     silent = [socket.create_connection(one.server_address[:2]) for _ in range(30)]
     for peer in silent[::2]:
         peer.sendall(b"G")
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 300
     while time.monotonic() < deadline_s:
         with contextlib.suppress(OSError):
             assert page(url_of(one)) == "page"

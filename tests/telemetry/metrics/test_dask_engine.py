@@ -271,7 +271,7 @@ def test_a_scheduler_that_is_already_there_is_used_with_the_configured_keys(
         (tmp_path / key).write_text(getattr(security, attribute))
     section = Dask(**{key: str(tmp_path / key) for key in files})
     with scheduler_workers(cluster.scheduler_address, section) as present:
-        assert present.client.submit(sum, [1, 2]).result(timeout=60) == 3
+        assert present.client.submit(sum, [1, 2]).result(timeout=300) == 3
 
 
 def test_a_tls_scheduler_without_keys_is_refused() -> None:

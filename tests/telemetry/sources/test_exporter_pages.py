@@ -95,7 +95,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for name in presets()
     ]  # fmt: skip
     with prometheus_ingest.LocalPrometheus(tmp_path_factory.mktemp("pages"), jobs=jobs) as prometheus:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and len(list(read(prometheus.url, "ldms"))) < 6:
             time.sleep(0.2)
         yield prometheus.url

@@ -111,7 +111,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
 
 
 # jobstats' own columns (PrincetonUniversity/jobstats, db_handler.py and docs/setup/external-database.md).

@@ -280,7 +280,7 @@ def test_an_exporter_with_our_list_is_scraped_and_nothing_of_the_list_is_off(
 ) -> None:
     with exporter(ROOT / "slurm_hooks" / "exporter" / name) as address:
         with prometheus_ingest.LocalPrometheus(tmp_path, scrapes=[address]) as server:
-            for _ in range(300):
+            for _ in range(3000):
                 status = probe(Prometheus(url=server.url))
                 if status.scrape_interval_s:
                     break

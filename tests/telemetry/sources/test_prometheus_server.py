@@ -268,7 +268,7 @@ def test_a_second_answer_on_the_same_connection_is_bounded_too() -> None:
         for_ever(b"", b"H", 0.02)(send, path)
 
     with server(talk) as url:
-        asked = PrometheusServer(Prometheus(url=url, timeout_s=0.3, retries=0))
+        asked = PrometheusServer(Prometheus(url=url, timeout_s=0.8, retries=0))
         assert asked.number("up", 0, "the first") == 7
         with pytest.raises(ServerError):
             asked.number("up", 0, "the second")

@@ -159,7 +159,7 @@ def test_what_is_open_is_looked_at_when_no_writer_is_between_opening_and_changin
         return [5]
 
     store.of("c").write("telemetry", rows, opens)
-    out, _ = reader.communicate(timeout=60)
+    out, _ = reader.communicate(timeout=300)
     assert said == ["looking\n"]
     assert out == "1 1\n"
 
