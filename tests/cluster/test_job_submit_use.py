@@ -97,7 +97,7 @@ def test_test_only_srun_and_root_for_another_user(site: Site) -> None:
         "login", "alice", "sbatch", "--test-only", "-Jtrain-bert-1", "--gpus=4", "--wrap=true", check=False
     )
     assert tried.rc == 0 and re.match(r"sbatch: Job \d+ to start at", tried.stderr)
-    assert site.run("ctl", "root", "squeue", "-h").stdout == ""
+    wait_until("no job", lambda: not site.run("ctl", "root", "squeue", "-h").stdout)
     since = len(site.controller_log())
     assert site.run("login", "alice", "srun", "-Jtrain-bert-2", "-n1", "--gpus=4", "echo", "ran").stdout == "ran\n"
     command = ("sbatch", "--uid=alice", "-D/tmp", "-o/dev/null", "-Jtrain-bert-3", "--gpus=4", "--wrap=true")

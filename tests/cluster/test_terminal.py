@@ -13,6 +13,7 @@ import pytest
 from advice_files import TEXT, family, shown_advice
 from front_end import JOB, QUESTION, ROW, FrontEnd, ended
 from native_site import NativeSite
+from processes import wait_until
 from sites import Site
 
 from almanac.names import name_key
@@ -79,7 +80,7 @@ def test_ctrl_c_cancels(front: FrontEnd, way: str) -> None:
     shell.expect(pexpect.EOF)
     shell.close()
     assert shell.signalstatus == 2 or shell.exitstatus == 130  # as a container's engine says it
-    assert front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout == ""
+    wait_until("no job", lambda: not front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout)
 
 
 def test_a_partition_without_the_advised_tier(front: FrontEnd, way: str) -> None:
@@ -142,7 +143,7 @@ def test_silent(front: FrontEnd, way: str) -> None:
     for number, (case, line) in enumerate(LINES.items(), 1):
         shown = ended(front.terminal("bash", "-c", line.replace("{0}", command)))
         assert "almanac:" not in shown, case
-        jobs = front.site.run("login", "alice", "squeue", "-h", "-u", "alice", "-o", "%i").stdout.split()
+        jobs = front.site.run("login", "alice", "squeue", "-h", "-t", "PENDING", "-o", "%i").stdout.split()
         assert len(jobs) == number, (case, shown)
 
 
@@ -235,7 +236,7 @@ def test_srun_and_salloc(front: FrontEnd, command: str) -> None:
 
 def test_a_step_of_a_job_is_not_asked_about(front: FrontEnd) -> None:
     """srun --jobid from a login shell."""
-    job_id = front.run("sbatch", "--parsable", "-t1", "-o", "/dev/null", *JOB, "--wrap", "sleep 60").stdout.decode()
+    job_id = front.run("sbatch", "--parsable", "-t9", "-o", "/dev/null", *JOB, "--wrap", "sleep 500").stdout.decode()
     front.site.wait_for(int(job_id), "RUNNING")
     front.filter_on()
     try:
@@ -256,7 +257,7 @@ def test_ctrl_c_at_sruns_question_cancels(front: FrontEnd) -> None:
     assert "has run" not in str(shell.before)
     shell.close()
     assert shell.exitstatus != 0
-    assert front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout == ""
+    wait_until("no job", lambda: not front.site.run("login", "alice", "squeue", "-h", "-u", "alice").stdout)
 
 
 @pytest.mark.every_release
