@@ -191,7 +191,7 @@ def test_the_command_that_almanac_health_proposes_drains_the_node(site: Site, tm
         assert "DRAIN" in node().states and node().reason.startswith("almanac: 15 failures")
     finally:
         site.run("ctl", "root", "scontrol", "update", "nodename=n1", "state=resume", check=False)
-    wait_until("n1 in service", lambda: "DRAIN" not in node().states, 30)
+    wait_until("n1 in service", lambda: "DRAIN" not in node().states)
 
 
 @pytest.fixture
