@@ -211,7 +211,8 @@ class TierAdvice:
 
     holds_bound: False if the memory bound cannot be stated or is larger than the tier advised. slow_down: run time on
     the advised MIG slice, as a multiple of that on a whole GPU; None for a whole GPU, and if unknown. no_slice: why no
-    smaller MIG slice is advised, although one holds the bound; else "".
+    smaller MIG slice is advised, although one holds the bound; else "". pilot: jobs that may still follow the advice
+    before one of those open has shown its memory; None: any number.
     """
 
     tier: str | None
@@ -223,6 +224,12 @@ class TierAdvice:
     holds_bound: bool = True
     slow_down: float | None = None
     no_slice: str = ""
+    pilot: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True if too many jobs follow this advice already whose memory is not known."""
+        return self.pilot is not None and self.pilot <= 0 and self.is_change and self.reason != "larger"
 
 
 @dataclass(frozen=True)

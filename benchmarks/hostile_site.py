@@ -24,15 +24,17 @@ from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT, is_reserved_
 
 KINDS = (
     "plain", "bimodal", "growing", "renamed", "shared", "rare", "regime", "sweep", "burst", "heavy", "near", "leak",
-    "gpus", "gaps", "reserved", "unnamed",
+    "gpus", "gaps", "reserved", "unnamed", "levels", "grid",
 )  # fmt: skip
 """hostile_site.toml explains each."""
 (
     PLAIN, BIMODAL, GROWING, RENAMED, SHARED, RARE, REGIME, SWEEP, BURST, HEAVY, NEAR, LEAK, GPUS, GAPS, RESERVED,
-    UNNAMED,
+    UNNAMED, LEVELS, GRID,
 ) = range(len(KINDS))  # fmt: skip
-BATCHES = ("sweep", "burst")
+BATCHES = ("sweep", "burst", "levels", "grid")
 """Kinds that are submitted many at a time."""
+GRID_VALUES = 4
+"""Values of a grid's parameter."""
 PREALLOCATING, NEW_USER = "preallocating", "new user"
 _WORDS = (
     ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "juniper", "kelp", "larch"],
@@ -99,7 +101,7 @@ def _hostile_jobs(
 
 def batch_of(hostile: Arrays, jobs: Arrays) -> Ints:
     """Return the number of each job's batch within its family; -1 for kinds without batches."""
-    is_batched = np.isin(hostile.kind[jobs.family], (SWEEP, BURST))
+    is_batched = np.isin(hostile.kind[jobs.family], [KINDS.index(name) for name in BATCHES])
     return np.where(is_batched, jobs.rank // np.maximum(hostile.size[jobs.family], 1), -1)
 
 
@@ -139,11 +141,15 @@ def _needs(hostile: Arrays, shape: SiteShape, families: Arrays, jobs: Arrays, rn
     # one draw for all jobs of a batch
     drawn = np.random.default_rng([shape.seed, 17]).random((len(hostile.kind), int(batch.max(initial=0)) + 1))
     of_batch = drawn[family, np.maximum(batch, 0)]
-    swept = place / np.maximum(hostile.size[family] - 1, 1)
+    size = np.maximum(hostile.size[family], 1)
+    swept = place / np.maximum(size - 1, 1)
+    # The parameter's values come in turn, or one after another; some batches begin one value later.
+    value = np.where(family % 2 == 0, place % GRID_VALUES, place * GRID_VALUES // size)
+    value = value + (of_batch < chance)
     since = (jobs.submit_s - shape.start_s) / (shape.end_s - shape.start_s)
     usual_s = np.exp(_mean_by(np.log(jobs.run_s), family))
     times = np.select(
-        [kind == number for number in (BIMODAL, RARE, GROWING, REGIME, SWEEP, BURST, HEAVY, LEAK, GPUS)],
+        [kind == number for number in (BIMODAL, RARE, GROWING, REGIME, SWEEP, BURST, HEAVY, LEAK, GPUS, LEVELS, GRID)],
         [
             np.where(is_high, factor, 1.0),
             np.where(is_high, factor, 1.0),
@@ -155,6 +161,8 @@ def _needs(hostile: Arrays, shape: SiteShape, families: Arrays, jobs: Arrays, rn
             np.exp(factor * np.abs(rng.standard_t(3, len(jobs.family)))),
             np.clip(jobs.run_s / usual_s, 0.2, 5.0) ** factor,
             jobs.nodes.astype(np.float64) ** factor,
+            np.abs(factor) ** (2 * of_batch - 1),
+            np.abs(factor) ** (value / GRID_VALUES),
         ],
         1.0,
     )

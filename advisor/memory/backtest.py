@@ -66,7 +66,7 @@ def replay_tiers(history: pd.DataFrame, config: Config, cases: Iterable[Case] | 
         array = (job.user, job.name_key, job.submit_s)
         is_first = not (job.is_array and array in seen)
         seen.add(array)
-        advised = advice.tier.tier
+        advised = None if advice.tier.is_held else advice.tier.tier
         rows.append(
             (
                 case.row, job.user, job.submit_s, is_first, case.evidence.scope, advice.tier.requested_tier, advised,
@@ -85,7 +85,7 @@ def _stated_mib(advice: MemoryAdvice) -> float:
 
 def _move(advice: MemoryAdvice, sizes: Mapping[str, tuple[int, int]]) -> str:
     advised, asked = advice.tier.tier, advice.tier.requested_tier
-    if advised is None:
+    if advised is None or advice.tier.is_held:
         return SILENT
     if asked is None:
         return NAMED

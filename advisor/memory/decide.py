@@ -21,14 +21,14 @@ import pandas as pd
 from advisor.memory.calibration import Calibration, Calibrator, class_name
 from advisor.memory.evidence import PAUSE_S, SPIKE_MARGIN, Evidence
 from advisor.memory.peak_store import Case, replay_peaks
-from advisor.memory.tier import NO_EVIDENCE, PAUSED, RAN_OUT, decide_tier
+from advisor.memory.tier import NO_EVIDENCE, PAUSED, PILOT_JOBS, RAN_OUT, ROOMY, decide_tier
 from advisor.mig.compute_need import slow_downs
 from almanac.config import AdviceSection, Config, Tier
 from almanac.records import JobRequest, MemoryBound, MemoryEvidence, TierAdvice, TierReason
 
 MAX_FACTOR = 4.0
 """A bound further above the highest need than this is not stated; where a tier must hold more, none is advised."""
-TOO_FEW, NOT_CALIBRATED, TOO_WIDE = "too few runs", "not calibrated", "too wide"
+TOO_FEW, NOT_CALIBRATED, TOO_WIDE, SURPASSED = "too few runs", "not calibrated", "too wide", "surpassed"
 MOST_SHARING = 4
 """Jobs on one GPU that bounds are stated for."""
 RETRAIN_S = 86_400
@@ -58,6 +58,9 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     if margins.tier * scale > math.log(MAX_FACTOR):
         return BoundOutcome(None, TOO_WIDE)
     above = math.inf if margins.bound is None else margins.bound * scale
+    stated = above if above <= math.log(MAX_FACTOR) else margins.tier * scale
+    if max(evidence.live_mib, default=0.0) > math.exp(centre + stated):
+        return BoundOutcome(None, SURPASSED)
     return BoundOutcome(
         MemoryBound(
             bound_mib=math.exp(centre + above) if above <= math.log(MAX_FACTOR) else None,
@@ -160,10 +163,20 @@ def decide_memory(
         tier = dataclasses.replace(tier, reason=reason, note=_why_none(bounded.why_not, evidence, calibration, config))
     bound = bounded.bound if request.gpu_count > 0 else None
     if bound is not None:
-        tier = dataclasses.replace(
-            tier, holds_bound=bound.bound_mib is not None and _usable_mib(tier, config) >= bound.bound_mib
-        )
+        holds_bound = bound.bound_mib is not None and _usable_mib(tier, config) >= bound.bound_mib
+        tier = dataclasses.replace(tier, holds_bound=holds_bound, pilot=_pilot(tier, evidence, config))
     return MemoryAdvice(tier, bound, _summary(evidence, _changes_above_mib(tier, bound, config), config))
+
+
+def _pilot(tier: TierAdvice, evidence: Evidence, config: Config) -> int | None:
+    """Jobs that may still follow the advice before one of those open has shown its memory; None: any number.
+
+    Each job that has shown its memory admits another one. So at most PILOT_JOBS can be lost to a new need.
+    """
+    usable_mib, largest_mib = _usable_mib(tier, config), max(each.capacity_mib for each in config.tiers)
+    if usable_mib >= min(ROOMY * evidence.least_mib, largest_mib - config.advice.headroom_mib):
+        return None
+    return PILOT_JOBS - evidence.open_jobs + len(evidence.live_mib)
 
 
 def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
@@ -204,6 +217,7 @@ def _why_none(why_not: str, evidence: Evidence, calibration: Calibration | None,
         return _why_not_calibrated(runs, evidence, calibration, config)
     return {
         TOO_FEW: f"{number} of the {config.advice.min_runs} measured runs needed",
+        SURPASSED: "a job like this that runs now needs more memory than all of your runs before",
         TOO_WIDE: f"the memory of your last {runs} differs too much",
         RAN_OUT: "a run seems to have run out of GPU memory, so its need is unknown",
         PAUSED: "one on a smaller tier than before seems to have run out of GPU memory",

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from advisor.duration.features import is_packed, texts_of
+from advisor.memory.trend import straight_line
 from advisor.mig.compute_need import Activity, activity_of
 from almanac.config import AdviceSection, Tier
 from almanac.hardware import NEAR, shares_host_memory
@@ -41,7 +42,6 @@ MIN_SPREAD = 0.02
 """Smallest relative spread of needs: equal peaks of a few runs do not show that the next one is equal."""
 PAUSE_S = 30 * 86_400
 """Time without advice for a family that ran out of memory on a smaller tier: until then its users have adapted."""
-MIN_TREND_RUNS = 5
 TREND_SHARE = 0.6
 """Share of the variance of log needs that a rising line over time must explain to count as growth."""
 MAX_GROWTH = math.log(2)
@@ -64,8 +64,9 @@ class Evidence:
     submit times. highest_mib: highest measured peak of all. least_mib: highest known need, failed runs included.
     censored_mib: the largest capacity at which a run was cut off; None without such a run, or if a run on more memory
     needed more. since_s, until_s: range of the ends. oom: of the family, for every scope. excluded: number of excluded
-    runs by reason. open_jobs: submissions of these names that had not ended; an array counts once. is_of_script: the
-    runs are of the job's script, under names as generic as the job's. activities: of the newest runs whose use of the
+    runs by reason. open_jobs: submissions of these names that had not ended; an array counts once. live_mib: needs that
+    those which run have shown so far.
+    is_of_script: of the job's script, under names as generic. activities: of the newest runs whose use of the
     GPU is known, oldest first.
     """
 
@@ -82,6 +83,7 @@ class Evidence:
     oom: Oom | None = None
     excluded: Mapping[str, int] = field(default_factory=dict)
     open_jobs: int = 0
+    live_mib: tuple[float, ...] = ()
     is_of_script: bool = False
     activities: tuple[Activity, ...] = ()
 
@@ -105,7 +107,7 @@ class Evidence:
         The straight line through the logarithms over the submissions, if it explains TREND_SHARE of their variance
         and rises. Runs submitted since then have not ended and are not seen.
         """
-        line = _line(self.newest_s, self.newest)
+        line = straight_line(self.newest_s, self.newest)
         if line is None or line.slope <= 0 or line.correlation**2 < TREND_SHARE:
             return 0.0
         return min(line.slope * max(self.now_s - max(self.newest_s), 0), MAX_GROWTH)
@@ -113,7 +115,7 @@ class Evidence:
     @cached_property
     def trend(self) -> float:
         """t value of the straight line through the logarithms in their order: above 2 to 3 they surely grow."""
-        line = _line(range(len(self.newest)), self.newest)
+        line = straight_line(range(len(self.newest)), self.newest)
         if line is None:
             return 0.0
         return line.correlation * math.sqrt((len(self.newest) - 2) / max(1 - line.correlation**2, 1e-9))
@@ -133,25 +135,6 @@ class Evidence:
         number = max(min(self.runs, SPREAD_RUNS), 1)
         scale = max(self.spread, MIN_SPREAD) * math.sqrt(1 + 1 / number)
         return math.log(self.least_mib) + self.growth, scale
-
-
-class _Line(NamedTuple):
-    slope: float
-    correlation: float
-
-
-def _line(times: Sequence[int], values: Sequence[float]) -> _Line | None:
-    """Least squares; None for fewer than MIN_TREND_RUNS points, or where one side does not vary."""
-    number = len(values)
-    if number < MIN_TREND_RUNS:
-        return None
-    mean_t, mean_v = sum(times) / number, math.fsum(values) / number
-    offsets, heights = [time - mean_t for time in times], [value - mean_v for value in values]
-    squares_t, squares_v = math.fsum([t * t for t in offsets]), math.fsum([v * v for v in heights])
-    if squares_t <= 0 or squares_v <= 1e-18:
-        return None
-    product = math.fsum([t * v for t, v in zip(offsets, heights, strict=True)])
-    return _Line(product / squares_t, product / math.sqrt(squares_t * squares_v))
 
 
 INFORMATIVE = ("telemetry", "jobstats", "sacct")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
@@ -27,6 +28,8 @@ from advisor.memory.evidence import (
     Oom,
     runs_of,
 )
+from advisor.memory.open_jobs import OpenBy
+from advisor.memory.tier import SHOWN_AFTER_S
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
 from almanac.names import is_family
@@ -35,6 +38,8 @@ SIMILARITY = 0.8
 MIN_PREFIX = 4
 MAX_FAMILY_RUNS = 256
 MAX_USER_RUNS = 1024
+LIVE_LAG_S = 240
+"""The watch looks every 2 minutes, and its files are copied every 2 minutes."""
 MAX_FAMILIES = 256
 """Families remembered per user and GPU count; a new one takes the place of the one whose last end is oldest.
 
@@ -64,34 +69,6 @@ class PeakFamily:
     failed: MeasuredRun | None = None
 
 
-@dataclass
-class _Open:
-    """The submissions of one name that have not ended: single jobs, and tasks of arrays by when they were submitted."""
-
-    singles: int = 0
-    arrays: Counter[int] = field(default_factory=Counter)
-
-    def number(self, job: SubmittedJob) -> int:
-        """Count the open jobs that a submission meets; an array is one, and meets nothing of itself."""
-        return self.singles + len(self.arrays) - (job.is_array and job.submit_s in self.arrays)
-
-    def add(self, job: SubmittedJob) -> None:
-        if job.is_array:
-            self.arrays[job.submit_s] += 1
-        else:
-            self.singles += 1
-
-    def end(self, job: SubmittedJob) -> bool:
-        """Remove a job; True if none is left."""
-        if not job.is_array:
-            self.singles -= 1
-        elif self.arrays[job.submit_s] > 1:
-            self.arrays[job.submit_s] -= 1
-        else:
-            del self.arrays[job.submit_s]
-        return not self.singles and not self.arrays
-
-
 class ReadPeaks(NamedTuple):
     """The evidence for a name from runs that ended at since_s or later: fields of Evidence. names: whose runs.
 
@@ -102,21 +79,6 @@ class ReadPeaks(NamedTuple):
     until_s: float
     names: Collection[str]
     fields: Mapping[str, Any]
-
-
-class _OpenBy(defaultdict[str, _Open]):
-    """By key the submissions that have not ended; a key without any is forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__(_Open)
-
-    def end(self, key: str, job: SubmittedJob) -> None:
-        still_open = self.get(key)
-        if still_open is not None and still_open.end(job):
-            del self[key]
-
-    def number(self, key: str, job: SubmittedJob) -> int:
-        return self[key].number(job) if key in self else 0
 
 
 @dataclass
@@ -131,8 +93,8 @@ class UserPeaks:
     kin_of: dict[str, set[str]] = field(default_factory=dict)
     runs: deque[tuple[str, MeasuredRun]] = field(default_factory=lambda: deque(maxlen=MAX_USER_RUNS))
     scripts: OrderedDict[str, OrderedDict[str, deque[MeasuredRun]]] = field(default_factory=OrderedDict)
-    open: _OpenBy = field(default_factory=_OpenBy)
-    open_scripts: _OpenBy = field(default_factory=_OpenBy)
+    open: OpenBy = field(default_factory=OpenBy)
+    open_scripts: OpenBy = field(default_factory=OpenBy)
     read: dict[str, ReadPeaks] = field(default_factory=dict)
     read_of_new: dict[str, ReadPeaks] = field(default_factory=dict)
 
@@ -216,9 +178,15 @@ class PeakStore:
         if job.script_key:
             user.open_scripts[job.script_key].add(job)
 
+    def show(self, job: SubmittedJob, run: MeasuredRun) -> None:
+        """Add what a running job has shown so far. A run of unknown need shows nothing."""
+        if run.is_known:
+            self._users[job.user, job.gpu_count].open.show(job.name_key, job, run)
+
     def absorb(self, job: SubmittedJob, run: MeasuredRun) -> None:
         """Add the run of a job that was submitted."""
         user = self._users[job.user, job.gpu_count]
+        user.open.hide(job.name_key, job, run)
         user.open.end(job.name_key, job)
         user.open_scripts.end(job.script_key, job)
         family = user.family(job.name_key)
@@ -286,7 +254,8 @@ class PeakStore:
                 known.clear()
             read = known[job.name_key] = self._read(user, job.name_key, since_s)
         open_jobs = sum([user.open.number(name, job) for name in read.names])
-        return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
+        live_mib = user.open.needs_of(read.names)
+        return Evidence(now_s=now_s, open_jobs=open_jobs, live_mib=live_mib, **read.fields)
 
     def _of_script(self, user: UserPeaks, job: SubmittedJob, now_s: int) -> Evidence | None:
         """Return the evidence of this script's runs under names that were submitted once; None if they are too few.
@@ -384,11 +353,20 @@ class Case:
 
 
 def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:
-    """Every submission in order of time, each with the evidence of runs that had ended before it."""
+    """Every submission in order of time, each with the evidence of runs that had ended before it.
+
+    Runs that had lasted SHOWN_AFTER_S and LIVE_LAG_S by then have shown their need.
+    """
     jobs, runs = submissions(history), runs_of(history, config, tiers)
     store = PeakStore(config)
+    shown_s = history["start_s"].to_numpy(dtype="float64", na_value=math.nan) + SHOWN_AFTER_S + LIVE_LAG_S
+    shows = [row for row in np.argsort(-shown_s, kind="stable").tolist() if not math.isnan(shown_s[row])]
     for row, is_end in sweep(history):
         run = runs[row]
+        while not is_end and shows and shown_s[shows[-1]] <= jobs[row].submit_s:
+            if (shown := runs[shows[-1]]) is not None and shown.end_s > jobs[row].submit_s:
+                store.show(jobs[shows[-1]], shown)
+            shows.pop()
         if not is_end:
             yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), run)
             store.submit(jobs[row])

@@ -200,8 +200,10 @@ def _stated_mib(advice: Advice) -> int | None:
 
 
 def holding_tier(advice: Advice, config: Config) -> str | None:
-    """The tier to ask for; None without one, and where the request leaves a choice and no bound is stated."""
-    if advice.bound is None or advice.tier.reason == RAN_OUT:
+    """The tier to ask for; None without one, while none of many open jobs has shown its memory, and where the request
+    leaves a choice and no bound is stated."""
+    is_held = advice.tier.pilot is not None and advice.tier.pilot <= 0
+    if advice.bound is None or advice.tier.reason == RAN_OUT or is_held:
         return None
     if advice.tier.reason != CHOICE:
         return advice.tier.tier
