@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,7 +80,6 @@ def decide_priority(
     gpu_time_s: float,
     cautious_s: float,
     overran: Overrun,
-    user: str,
     quantiles_s: Sequence[float],
     priority: Priority,
     ranked: Callable[[float], float] = float,
@@ -95,8 +95,6 @@ def decide_priority(
     counted_s = max(gpu_time_s, min(cautious_s, gpu_time_s * overran.times)) if is_cautious else gpu_time_s
     rank_s = ranked(counted_s)
     extra = 0
-    if user in priority.relief_users:
-        extra += priority.relief_points
     if gpu_time_s <= priority.short_gpu_time_s and not is_cautious:
         extra += priority.short_points
     middle_s = quantiles_s[len(quantiles_s) // 2] if quantiles_s else None
@@ -113,6 +111,24 @@ def decide_priority(
         extra=extra,
         rank_gpu_time_s=rank_s,
     )
+
+
+RELIEF_SHARE, RELIEF_S = 0.05, 3600
+"""Share of the users with waiting jobs that get relief, and how often they are chosen, s."""
+
+
+def relieved_users(waiting: Iterable[tuple[str, int]], now_s: int, share: float = RELIEF_SHARE) -> frozenset[str]:
+    """Return the users whose waiting jobs have waited longest in sum (Hu et al., SC'21, implication 7).
+
+    waiting: user, and since when, of each waiting job. share: of all users with such jobs, at least one user. The
+    choice holds within an hour, but for jobs that start: a job counts from the next full hour on.
+    """
+    hour_s = now_s // RELIEF_S * RELIEF_S
+    waited_s: Counter[str] = Counter()
+    for user, since_s in waiting:
+        waited_s[user] += max(hour_s - since_s, 0)
+    longest = sorted((user for user, total_s in waited_s.items() if total_s), key=lambda user: (-waited_s[user], user))
+    return frozenset(longest[: math.ceil(len(waited_s) * share)])
 
 
 def share_longer(gpu_time_s: float, quantiles_s: Sequence[float]) -> float:

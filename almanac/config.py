@@ -374,6 +374,7 @@ REMOVED: dict[str, dict[str, str]] = {
         "dask.host": "the address of dask.interface, or of the default route",
         "dask.local_directory": "temporary-directory in Dask's own configuration",
         "dask.workers": "--engine local, which uses all cores",
+        "priority.relief_users": "priority.relief_points, for the users who wait most in the hour",
         "prometheus.exporter": "prometheus.names",
         "mail.bcc": "copies by the mail server, such as sender_bcc_maps of Postfix",
         "power.wakeups_per_day": "power.boots_per_node; power.wakes_per_day where wake-ups are limited, too",

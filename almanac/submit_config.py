@@ -55,10 +55,12 @@ class Priority:
     tau_hours: float = key(
         24.0, "tau, the goal of doctor: hours that a job waits longer if it is e times as long", low=0.1
     )
-    relief_users: tuple[str, ...] = key(
-        (), "users whose jobs get relief_points extra (Hu et al., SC'21, implication 7)"
+    relief_points: int = key(
+        0,
+        "added by reprioritize to jobs of the 5% of users whose jobs wait longest in sum (Hu et al., implication 7)",
+        low=0,
+        high=1_000_000,
     )
-    relief_points: int = key(0, "added to the site factor of jobs of relief_users", low=0, high=1_000_000)
     short_gpu_time_s: float = key(
         0.0, "jobs with at most this predicted GPU-time get short_points extra (Hu et al., SC'21, implication 6)", low=0
     )

@@ -75,7 +75,17 @@ def _plan_site_factors(run: PlannerRun) -> JobPlan:
     published = PublishedSiteFactors(app.store, lambda: sum(sum(node.gpus.values()) for node in backend.nodes()))
     predict, model = (lambda requests: [], "") if run.is_clearing else _predictor(app, run.history)
     least = LEAST_CHANGE * app.config.priority.points_per_e
-    return plan_site_factors(backend, run.history, predict, published, app.now_s(), model, run.is_clearing, least)
+    return plan_site_factors(
+        backend,
+        run.history,
+        predict,
+        published,
+        app.now_s(),
+        model,
+        run.is_clearing,
+        least,
+        app.config.priority.relief_points,
+    )
 
 
 def _predictor(app: App, history: ChangeHistory) -> tuple[Callable[[Sequence[Any]], Any], str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import math
 import multiprocessing
 import os
 import re
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
+from advisor.priority import RELIEF_SHARE
 from almanac.config import Config
 from almanac.errors import AlmanacError, RequestError
 from almanac.files import load_trusted
@@ -82,7 +82,7 @@ _MAKERS: Mapping[str, _Maker] = {
     "gpu-limit": lambda config: LeastRequested(),
     "qssf": Qssf,
     "qssf-aged": _aged,
-    "qssf-relief": lambda config, share=0.05, factor=math.e: RelievedQssf(config, share, factor),
+    "qssf-relief": lambda config, share=RELIEF_SHARE, points=1000.0: RelievedQssf(config, share, points),
     "qssf-debug": DebugLaneQssf,
     "qssf-shuffled": lambda config, seed=0, exponent=None, aged=0: ShuffledQssf(
         config, int(seed), exponent, bool(aged)

@@ -238,9 +238,7 @@ def priority_of(
         return None
     duration = prediction.duration
     cautious_s = (duration.high_s or duration.duration_s) * job.gpu_count
-    return decide_priority(
-        prediction.queue_gpu_time_s, cautious_s, overran, job.user, quantiles_s, priority, prediction.ranked
-    )
+    return decide_priority(prediction.queue_gpu_time_s, cautious_s, overran, quantiles_s, priority, prediction.ranked)
 
 
 def priorities_of(

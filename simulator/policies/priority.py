@@ -7,7 +7,6 @@ Each prediction is made from jobs that ended in the simulation before the submis
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from advisor.duration.features import SubmittedJob
 from advisor.duration.rank import DEFAULT_RANK, mean_rule
 from advisor.duration.service import OnlinePredictor, Prediction, priority_of
-from advisor.priority import NO_OVERRUN, decide_priority
+from advisor.priority import NO_OVERRUN, RELIEF_S, RELIEF_SHARE, decide_priority, relieved_users
 from almanac.config import Config
 from almanac.errors import RequestError
 from almanac.names import name_key
@@ -152,8 +151,7 @@ class Qssf(Predicted):
 class AgedQssf(Qssf):
     """QSSF in the order of Slurm's age factor plus the site factor that almanac sets: no job starves.
 
-    config.priority holds what a site can set: tau_hours, marquee users to relieve, and points for short jobs
-    (Hu et al., SC'21, implications 6 and 7).
+    config.priority holds what a site can set: tau_hours, and points for short jobs (Hu et al., SC'21, implication 6).
     """
 
     name: ClassVar[str] = "qssf-aged"
@@ -163,7 +161,7 @@ class AgedQssf(Qssf):
         advice = priority_of(submission, prediction, (), settings) if prediction else None
         if advice is None:
             gpu_time_s = super().key(job, None, now_s)
-            advice = decide_priority(gpu_time_s, gpu_time_s, NO_OVERRUN, submission.user, (), settings)
+            advice = decide_priority(gpu_time_s, gpu_time_s, NO_OVERRUN, (), settings)
         return aged_key(submission.submit_s, advice.site_factor, settings)
 
 
@@ -180,18 +178,17 @@ class AgedGpuCount(Policy):
         return Ranking(np.array(aged_keys(workload.array("submit_s"), gpu_time_s, self._priority)))
 
 
-class RelievedQssf(Qssf):
-    """QSSF with relief for the users who wait most (Hu et al., SC'21, implication 7).
+class RelievedQssf(AgedQssf):
+    """The order of AgedQssf with relief for the users who wait most, as `almanac reprioritize` gives it.
 
-    Every hour, the users with the longest total wait of their waiting jobs, at most `share` of all that wait, get
-    their jobs' keys divided by `factor`.
+    Every hour, the jobs of relieved_users get `points` of the site factor.
     """
 
     name: ClassVar[str] = "qssf-relief"
 
-    def __init__(self, config: Config, share: float = 0.05, factor: float = math.e, tick_s: int = 3600) -> None:
+    def __init__(self, config: Config, share: float = RELIEF_SHARE, points: float = 1000.0) -> None:
         super().__init__(config)
-        self._share, self._factor, self.tick_s = share, factor, tick_s
+        self._share, self._gain, self.tick_s = share, points / config.priority.points_per_e, RELIEF_S
         self._keys: dict[int, float] = {}
 
     def key(self, job: int, prediction: Prediction | None, now_s: int) -> float:
@@ -199,14 +196,10 @@ class RelievedQssf(Qssf):
         return self._keys[job]
 
     def tick(self, view: ClusterView) -> Actions:
-        waited_s: dict[str, int] = {}
-        for job in view.waiting:
-            user = self._jobs[job].user
-            waited_s[user] = waited_s.get(user, 0) + view.now_s - self._jobs[job].submit_s
-        longest = sorted(waited_s, key=lambda user: (-waited_s[user], user))
-        relieved = set(longest[: math.ceil(len(longest) * self._share)])
+        waiting = ((self._jobs[job].user, self._jobs[job].submit_s) for job in view.waiting)
+        relieved = relieved_users(waiting, view.now_s, self._share)
         return Actions({
-            job: self._keys[job] / (self._factor if self._jobs[job].user in relieved else 1.0) for job in view.waiting
+            job: self._keys[job] - (self._gain if self._jobs[job].user in relieved else 0.0) for job in view.waiting
         })  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from advisor.memory.tier import CHOICE, RAN_OUT, decide_tier
 from advisor.packing.decide import PackingAdvice, packing_alone
 from advisor.packing.evidence import packing_families, rules_of
 from advisor.packing.text import packing_command, packing_sentence, packing_time
-from advisor.priority import TIMES, Overrun, decide_priority
 from advisor.service import Trained, advise_many
 from almanac.config import Config
 from almanac.names import SCRIPT_PREFIX, is_family
@@ -163,7 +162,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> AdviceRow | None:
     if priority is None or duration is None:
         return None
     if kind == USER:
-        return AdviceRow(USER, max(round(_counted_s(advice)), 1), _extra(advice, config))
+        return AdviceRow(USER, max(round(_counted_s(advice)), 1), 0)
     predicted_s = max(round(duration.duration_s), 1)
     if kind == GPUS:
         return AdviceRow(GPUS, predicted_s, priority.site_factor, gpus=gpus)
@@ -186,12 +185,6 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> AdviceRow | None:
 def published_gains(gains: Sequence[WaitGain]) -> str:
     """ "hbm80g=40 min;hbm40g=2 h": by tier asked for, how much earlier jobs start in the row's tier."""
     return ";".join(f"{gain.asked}={format_duration(gain.gain_s)}" for gain in gains)
-
-
-def _extra(advice: Advice, config: Config) -> int:
-    """Points that options add to the site factor of each job of the user, without those for short jobs."""
-    longest_s = config.priority.max_gpu_time_s
-    return decide_priority(longest_s, longest_s, Overrun(1.0, TIMES), advice.request.user, (), config.priority).extra
 
 
 def _stated_mib(advice: Advice) -> int | None:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from advisor.duration.features import without_parts
 from advisor.duration.past import NEWEST
-from advisor.priority import MIN_RUNS, Overrun, overrun_of
+from advisor.priority import MIN_RUNS, Overrun, overrun_of, relieved_users
 from almanac.errors import CommandError, NotAllowedError
 from almanac.records import Counts, JobRequest, PriorityAdvice
 from almanac.units import format_duration
@@ -79,9 +79,10 @@ def plan_site_factors(
     model: str = "",
     is_clearing: bool = False,
     least_change: float = 0.0,
+    relief_points: int = 0,
 ) -> JobPlan:
     """The site factors that the pending jobs need now. is_clearing: only reset to 0 those that almanac set.
-    least_change: a site factor of almanac's that is off by less stays.
+    least_change: a site factor of almanac's that is off by less stays. relief_points: for the users who wait most.
 
     Only jobs that can be changed are predicted. The record gets a line for a job with the right site factor and no line
     yet: it needs the predicted GPU-time. Raises CommandError.
@@ -97,9 +98,13 @@ def plan_site_factors(
         return JobPlan(undos, notes, counts)
     asked = [job for job in ranked if job.gpu_count and not job.is_held and not job.has_own_priority]
     advice_of = dict(zip((job.job_id for job in asked), predict([job.request() for job in asked]), strict=True))
+    relieved = relieved_users(((job.user, job.eligible_s or job.submit_s) for job in asked), now_s)
     changes = []
     for job in jobs:
         advice, last = advice_of.get(job.job_id), history.line_of(job)
+        if advice and job.user in relieved:
+            factor = advice.site_factor + relief_points
+            advice = replace(advice, site_factor=factor, extra=advice.extra + relief_points)
         if advice is None:
             counts.drop(_why_not_asked(job))
         elif why_not := _why_not(job, advice, last, published, least_change):

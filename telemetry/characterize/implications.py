@@ -75,7 +75,7 @@ def implications(tables: Mapping[str, pa.Table], debug: DebugPartition | None) -
     if marquee := rows["marquee_users"]:
         delay, gpu_time = (sum(row[name] or 0.0 for row in marquee) for name in ("delay_share", "gpu_time_share"))
         whose = f"{counted(len(marquee), 'user')} with {_share(gpu_time)} of the GPU time"
-        then = "priority.relief_users and priority.relief_points let their jobs start sooner"
+        then = "priority.relief_points lets jobs start sooner whose users wait most"
         yield "user", f"{whose} had {_share(delay)} of all waiting: {then}."
     yield from _of_states(rows, debug)
 

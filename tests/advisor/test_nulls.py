@@ -223,8 +223,8 @@ def test_a_target_without_demand_or_forecast_powers_nothing_down(name: str, is_s
 def test_priority(known_s: float, other_s: float) -> None:
     """A job whose GPU-time is not known stands behind all that are known, never before."""
     priority, nobody = Priority(), Overrun()
-    unknown = decide_priority(math.nan, math.nan, nobody, "ann", (), priority)
-    assert unknown.site_factor <= decide_priority(known_s, other_s, nobody, "ann", (), priority).site_factor
+    unknown = decide_priority(math.nan, math.nan, nobody, (), priority)
+    assert unknown.site_factor <= decide_priority(known_s, other_s, nobody, (), priority).site_factor
 
 
 @given(st.lists(st.sampled_from(["1g", "2g", ""]), max_size=5), st.sampled_from(["2g", "", "3g"]))

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.priority import Overrun, check_ageing, decide_priority, require_ageing, share_longer, site_factor
+from advisor.priority import (
+    Overrun,
+    check_ageing,
+    decide_priority,
+    relieved_users,
+    require_ageing,
+    share_longer,
+    site_factor,
+)
 from almanac.config import Priority
 from almanac.errors import ConfigError
 from slurm.commands import parse_settings
@@ -107,11 +115,11 @@ QUANTILES = (60.0, 600.0, 6000.0, 60_000.0, 600_000.0)
 
 
 def test_the_advice_says_what_the_site_factor_is_worth() -> None:
-    advice = decide_priority(600.0, 6000.0, Overrun(), "ann", QUANTILES, Priority())
+    advice = decide_priority(600.0, 6000.0, Overrun(), QUANTILES, Priority())
     assert (advice.site_factor, advice.share_longer) == (site_factor(600, Priority()), 0.75)
     assert advice.worth_wait_s == pytest.approx(math.log(10) * 86_400, rel=1e-3)
-    assert decide_priority(600.0, 6000.0, Overrun(), "ann", (), Priority()).worth_wait_s is None
-    assert decide_priority(600.0, 6000.0, Overrun(), "ann", (60.0,), Priority()).share_longer is None
+    assert decide_priority(600.0, 6000.0, Overrun(), (), Priority()).worth_wait_s is None
+    assert decide_priority(600.0, 6000.0, Overrun(), (60.0,), Priority()).share_longer is None
     assert [share_longer(each, QUANTILES) for each in (5.0, 60.0, 3300.0, 6e5, 9e9)] == [1.0, 1.0, 0.625, 0.0, 0.0]
     assert share_longer(5.0, (5.0, 5.0, 5.0, 9.0)) == pytest.approx(2 / 3)
 
@@ -126,16 +134,31 @@ def test_the_advice_says_what_the_site_factor_is_worth() -> None:
     ],
 )
 def test_a_user_who_keeps_overrunning_is_ranked_by_a_longer_time(overran: Overrun, counted_s: float) -> None:
-    advice = decide_priority(600.0, 6000.0, overran, "ann", QUANTILES, Priority())
+    advice = decide_priority(600.0, 6000.0, overran, QUANTILES, Priority())
     assert (advice.is_cautious, advice.gpu_time_s) == (counted_s > 600, counted_s)
     assert advice.site_factor == site_factor(counted_s, Priority())
 
 
-def test_relief_and_the_lane_for_short_jobs_are_options() -> None:
-    options = Priority(relief_users=("ann",), relief_points=500, short_gpu_time_s=100, short_points=3000)
+def test_the_lane_for_short_jobs_is_an_option() -> None:
+    options = Priority(short_gpu_time_s=100, short_points=3000)
     plain = site_factor(100, options)
-    assert decide_priority(100.0, 100.0, Overrun(), "ann", QUANTILES, options).site_factor == plain + 3500
-    assert decide_priority(100.0, 900.0, Overrun(), "bob", QUANTILES, options).site_factor == plain + 3000
-    assert decide_priority(100.0, 900.0, Overrun(0.9, 9.0), "bob", QUANTILES, options).extra == 0, (
+    assert decide_priority(100.0, 900.0, Overrun(), QUANTILES, options).site_factor == plain + 3000
+    assert decide_priority(100.0, 900.0, Overrun(0.9, 9.0), QUANTILES, options).extra == 0, (
         "overrunners have no short lane"
     )
+
+
+waiting = st.lists(st.tuples(st.sampled_from("abcdefghij"), st.integers(0, 20_000)))
+
+
+@given(waiting, st.integers(20_000, 40_000), st.floats(0.01, 1))
+def test_relief_goes_to_those_who_wait_longest_and_holds_within_an_hour(
+    jobs: list[tuple[str, int]], now_s: int, share: float
+) -> None:
+    found = relieved_users(jobs, now_s, share)
+    hour_s = now_s // 3600 * 3600
+    waited_s = {user: sum(max(hour_s - since_s, 0) for each, since_s in jobs if each == user) for user, _ in jobs}
+    assert len(found) <= math.ceil(share * len(waited_s))
+    others = [waited_s[user] for user in waited_s if user not in found]
+    assert all(waited_s[user] > 0 and waited_s[user] >= max(others, default=0) for user in found)
+    assert relieved_users(reversed(jobs), hour_s + 3599, share) == found

@@ -336,6 +336,7 @@ class Run:
     predict: Any = field(default_factory=lambda: predicted())
     published: dict[int, set[int]] = field(default_factory=dict)
     least_change: float = 0.0
+    relief_points: int = 0
     batch: int = 200
     why: dict[str, int] = field(default_factory=dict)
 
@@ -377,7 +378,7 @@ class Run:
             published = self.published
             return plan_site_factors(
                 backend, history, self.predict, lambda job, value: value in published.get(job.job_id, set()), now_s,
-                "20261121T000000Z", is_clearing, self.least_change,
+                "20261121T000000Z", is_clearing, self.least_change, self.relief_points,
             )  # fmt: skip
         if self.planner == "mig-raise":
             return plan_raises(read_state(slurm, "lab", slurm.reserved), history, self.settings, now_s, is_clearing)

@@ -202,7 +202,7 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
     Options of a site can delay it by their share of tau.
     """
     priority = replace(
-        PRIORITY, relief_users=("relieved",), relief_points=relief_points, short_points=short_points,
+        PRIORITY, relief_points=relief_points, short_points=short_points,
         short_gpu_time_s=600.0,
     )  # fmt: skip
     assert check_ageing({"PriorityMaxAge": f"{MAX_AGE_DAYS}-0", "PriorityWeightAge": str(WEIGHT_AGE)}, priority).fits
@@ -213,7 +213,8 @@ def test_no_job_is_overtaken_by_one_submitted_much_later(
         ranks = []
         since_s = apart_s + share * (max_age_s - apart_s)
         for (gpu_time_s, cautious_s, overran, user), age_s in zip(both, (since_s, since_s - apart_s), strict=True):
-            found = decide_priority(gpu_time_s, cautious_s, overran, user, (), priority).site_factor
+            found = decide_priority(gpu_time_s, cautious_s, overran, (), priority).site_factor
+            found += relief_points if user == "relieved" else 0
             assert 0 <= found <= site_factor(0, priority) + options
             ranks.append(found + WEIGHT_AGE * age_s / max_age_s)
         assert ranks[0] >= ranks[1] - 1, "site factors are whole numbers"
@@ -227,10 +228,27 @@ def test_options_need_an_age_that_grows_longer() -> None:
     assert check_ageing(fits, short).lines == ("PriorityMaxAge=14-0", "PriorityWeightAge=14000")
 
 
+def test_jobs_of_the_user_who_waits_most_get_relief_until_they_no_longer_do(tmp_path: Path) -> None:
+    early = NOW_S // 3600 * 3600 - 5000
+    run = start_ranking(tmp_path, pending(11, user="ann", submit_s=early), pending(12, user="bob", submit_s=early + 9))
+    run.predict, run.least_change, run.relief_points = predicted(job_11=900, job_12=900), 200.0, 300
+    run()
+    assert factors(run) == {11: 1200, 12: 900}
+    assert "options of this site add 300" in run.lines()[0]["reason"]
+    assert run() == JobOutcome(), "the choice holds within the hour"
+    del run.slurm.jobs[11]
+    run()
+    assert factors(run) == {12: 1200}
+    run.slurm.jobs[13] = pending(13, user="cay", submit_s=early - 9)
+    run.predict = predicted(job_12=900, job_13=500)
+    run()
+    assert factors(run) == {12: 900, 13: 800}
+
+
 def test_whatever_sequence_of_predictions_a_job_keeps_a_site_factor_within_the_span(tmp_path: Path) -> None:
     run = start_ranking(tmp_path, pending(11))
     for gpu_time_s in (0.0, 1e9, 60.0, 5e4, 86_400.0, 1e-38):
-        advice = decide_priority(gpu_time_s, gpu_time_s, Overrun(), "ann", (), PRIORITY)
+        advice = decide_priority(gpu_time_s, gpu_time_s, Overrun(), (), PRIORITY)
         run.predict = lambda requests, advice=advice: [advice]
         run()
         assert factors(run)[11] == site_factor(gpu_time_s, PRIORITY)
