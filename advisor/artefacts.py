@@ -1,7 +1,7 @@
 """Trained models on disk: data that is read, never code that is run.
 
 <models>/duration/<version>/   meta.json (site means, quantiles, vocabularies, weights, margins, scores), and
-                               mean.txt, change.txt, middle.txt (LightGBM)
+                               mean.txt, change.txt, ... (LightGBM's trees, by advisor.duration.model.TREES)
 <models>/hbm/<version>/        meta.json (margins of the bounds of GPU memory, host memory, and CPUs; recent waits)
 <models>/speed/<version>/      meta.json (speeds of the GPU types), if it has any
 <models>/services/<version>/   meta.json (state of the site's own services), if there are any
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import msgspec
 
 from advisor import version_folders as folders
 from advisor.backtest import Scores
-from advisor.duration.blend import PREDICTED_AS_IT_IS
 from advisor.duration.features import NUMBERS
 from advisor.duration.model import CATEGORIES, TREES, DurationModel
 from advisor.duration.rank import RankChoice
@@ -37,7 +36,7 @@ from almanac import __version__
 from almanac.errors import SchemaVersionError, StoreError
 from almanac.units import json_value
 
-SCHEMA = 4
+SCHEMA = 5
 KINDS = ("duration", "hbm", "speed", "services")
 
 
@@ -146,9 +145,7 @@ def _model_meta(model: DurationModel) -> dict[str, object]:
 
 
 def _model(meta: Mapping[str, Any], texts: Mapping[str, str]) -> DurationModel:
-    """A version of an older almanac ranked by the predicted run time as it is, and knew no unseen jobs."""
-    older = {"rank_scale": asdict(PREDICTED_AS_IT_IS), "trained_s": 0, "unseen": ()}
-    return msgspec.convert({**older, **meta, "texts": texts}, DurationModel)
+    return msgspec.convert({**meta, "texts": texts}, DurationModel)
 
 
 def _trained(meta: Mapping[str, Any], texts: Mapping[str, str], hbm_meta: Mapping[str, Any]) -> Trained:

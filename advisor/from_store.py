@@ -14,6 +14,7 @@ import pandas as pd
 
 from advisor.artefacts import load, load_learned
 from advisor.backtest import NOTHING, Scores, score
+from advisor.duration.blend import at_limit
 from advisor.duration.features import AdviceRequest, has_ended, known_at
 from advisor.duration.replay import replay_durations
 from advisor.service import Learned, Trained, advise, own_advice
@@ -120,7 +121,8 @@ def drift_of(trained: Trained, history: pd.DataFrame, now_s: int) -> Drift | Non
     past = replay_durations(known, is_since)
     predicted = trained.model.predict_all(past.features, past.rolling_s)
     since = score(predicted.duration_s, past.duration_s, past.features.number("gpu_count"))
-    coverage = float(np.mean((past.duration_s >= predicted.low_s) & (past.duration_s <= predicted.high_s)))
+    known_s = at_limit(past.duration_s, past.features)
+    coverage = float(np.mean((known_s >= predicted.low_s) & (known_s <= predicted.high_s)))
     then = trained.scores.get("almanac", NOTHING).median_abs_log_error
     alarms = []
     if not math.isnan(then) and since.median_abs_log_error > DRIFT_BY * then:

@@ -7,6 +7,7 @@ over users. A trace that is not here, or that has no waits, is named.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import tempfile
@@ -34,9 +35,9 @@ Statistic = Callable[[pd.DataFrame], float]
 def predicted(history: pd.DataFrame, config: Config) -> pd.DataFrame:
     """A row per tested job: user, wait_s, actual_s, and by time of asking the seconds of each predictor."""
     past = replay_durations(history)
-    starts_s = np.fmax(past.submit_s, history["start_s"].to_numpy("float64"))
     rows = np.isfinite(past.duration_s)
-    at_start, past, starts_s = replay_durations(history, None, starts_s).select(rows), past.select(rows), starts_s[rows]
+    past, starts_s = past.select(rows), np.fmax(past.submit_s, history["start_s"].to_numpy("float64")[rows])
+    at_start = dataclasses.replace(past, features=past.at_start)
     known = {SUBMIT: (past, past.submit_s.astype("float64")), START: (at_start, starts_s)}
     is_tested = past.submit_s >= np.quantile(past.submit_s, 1 - SHARE)
     found: dict[str, Floats] = {}

@@ -20,7 +20,7 @@ from advisor.backtest import (
     score_of_users,
     training_times,
 )
-from advisor.duration.blend import CLASSES, clip_to_limit, evidence_classes
+from advisor.duration.blend import at_limit, clip_to_limit
 from advisor.duration.model import SAME_JOB, DurationModel, Fitted, PredictedDurations, fit, learned_rows, untrained
 from advisor.duration.replay import DurationReplay, replay_durations
 from almanac.config import Config
@@ -28,6 +28,8 @@ from almanac.records import MAX_SPAN
 
 OURS = ("almanac", "ranking", "rolling", "model")
 RANKS_ONLY = ("GPU count",)
+KNOWN_RUNS = 5
+"""Ended jobs of a user who is not cold."""
 
 
 def baselines(newest: DurationReplay, before: DurationReplay) -> dict[str, Floats]:
@@ -143,7 +145,8 @@ def _judge(folds: list[dict[str, Floats]], tested: list[DurationReplay], since_s
     actual = np.concatenate([jobs.duration_s for jobs in tested])
     gpus = np.concatenate([jobs.features.number("gpu_count") for jobs in tested])
     users = np.concatenate([np.array(jobs.features.category("user")) for jobs in tested])
-    is_cold = np.concatenate([evidence_classes(jobs.features) for jobs in tested]) == CLASSES[-1]
+    runs = np.concatenate([jobs.features.number("user_log_runs") for jobs in tested])
+    is_cold = ~(runs >= math.log1p(KNOWN_RUNS) - 1e-9)
     low, high = whole(_LOW), whole(_HIGH)
     names = sorted(set().union(*folds) - {_LOW, _HIGH})
     predicted = {name: whole(name) for name in names}
@@ -155,7 +158,8 @@ def _judge(folds: list[dict[str, Floats]], tested: list[DurationReplay], since_s
         }
 
     has_interval = np.isfinite(low)
-    inside = ((actual >= low) & (actual <= high))[has_interval]
+    known_s = np.concatenate([at_limit(jobs.duration_s, jobs.features) for jobs in tested])
+    inside = ((known_s >= low) & (known_s <= high))[has_interval]
     submit_s = np.concatenate([jobs.submit_s for jobs in tested])
     order = np.argsort(submit_s[has_interval], kind="stable")
     compared = {name: predicted[name] for name in (OURS[0], *SIMPLE)}

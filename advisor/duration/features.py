@@ -215,11 +215,15 @@ def _taken(history: pd.DataFrame, is_in: npt.NDArray[np.bool_], end_s: npt.NDArr
 
 
 class Event(IntEnum):
-    """Kinds of events, in the order of those of one second: a submission sees no other event of its second."""
+    """Kinds of events, in the order of those of one second: a submission sees no other event of its second.
+
+    LOOK is the last look at a job that waited, right before it starts.
+    """
 
     SUBMIT = 0
-    START = 1
-    END = 2
+    LOOK = 1
+    START = 2
+    END = 3
 
 
 _EVENTS = tuple(Event)
@@ -234,16 +238,16 @@ def events(history: pd.DataFrame) -> Iterator[tuple[int, Event]]:
 
 
 def event_times(history: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """(events, rows), s since 1970; NaN where there is no such event."""
+    """(events, rows), s since 1970; NaN where there is no such event, and for all of LOOK."""
     times = [history[name].to_numpy(dtype="float64", na_value=math.nan) for name in ("submit_s", "start_s", "end_s")]
-    times[Event.START] = np.where(times[Event.START] > times[Event.END], math.nan, times[Event.START])
-    return np.array(times)
+    submit_s, start_s, end_s = times
+    return np.array([submit_s, np.full(len(history), math.nan), np.where(start_s > end_s, math.nan, start_s), end_s])
 
 
 def in_order(history: pd.DataFrame, times: npt.NDArray[np.float64]) -> Iterator[tuple[int, Event]]:
     """The events that have a time, as events() gives them. times: of event_times."""
-    kind = np.repeat(np.arange(3), len(history))
-    job_id, submit_s = (np.tile(history[name].to_numpy(), 3) for name in ("job_id", "submit_s"))
+    kind = np.repeat(np.arange(len(times)), len(history))
+    job_id, submit_s = (np.tile(history[name].to_numpy(), len(times)) for name in ("job_id", "submit_s"))
     time = times.ravel()
     there = np.flatnonzero(~np.isnan(time))
     order = there[np.lexsort((submit_s[there], job_id[there], kind[there], time[there]))]

@@ -1,10 +1,14 @@
 """The duration model: LightGBM on submit-time features, with two outputs, because they are two jobs.
 
-The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean and of the user's habit (the decayed
-mean of their last runs): the first ranks users and shapes, the second follows what a user does just now. LightGBM's
-mean is that of two models, one of the duration and one of how far it is from the habit: where users change their ways
-the second is the better one, elsewhere the first. The prediction for people is the median of the last runs of the same
-job, or where that is clearly better LightGBM's middle, with an interval.
+The value that ranks the queue is a weighted mean of logarithms of LightGBM's mean, of its percentile, and of the user's
+habit (the decayed mean of their last runs): the first two rank users and shapes, the third follows what a user does
+just now. LightGBM's mean is that of two models, one of the duration and one of how far it is from the habit: where
+users change their ways the second is the better one, elsewhere the first. The percentile is that of the duration among
+all; no outlier pulls it far. The prediction for people is the median of the last runs of the same job, or where that is
+clearly better LightGBM's middle, with an interval. The interval is as wide as LightGBM expects the last runs to be off.
+
+LightGBM learns from what was known when a job started. At submission much of it is not known yet: the jobs of a burst
+see none of the others end, and would teach that the last runs say little.
 
 Weights are chosen, and intervals made (advisor.duration.blend), on LightGBM's predictions for jobs that it had not
 seen: each training predicts the jobs that ended since the last one with the model of that time, and keeps the newest.
@@ -23,19 +27,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from advisor.backtest import Floats
+from advisor.backtest import Floats, ranks
 from advisor.duration.blend import (
     COVERAGE,
     BlendWeights,
     ChooseExponent,
+    Margin,
     Parts,
     RankScale,
+    around,
+    at_limit,
     choose_scale,
     choose_weights,
     clip_to_limit,
     conformal_margins,
     default_exponent,
-    evidence_classes,
     point,
     ranking,
     unproven,
@@ -62,6 +68,7 @@ _PARAMETERS: Mapping[str, Any] = {
     "bagging_freq": 1,
     "lambda_l2": 5.0,
     "cat_smooth": 30.0,
+    "max_bin": 63,
     "deterministic": True,
     "force_row_wise": True,
     # The sums of a histogram depend on how rows are shared between threads: a fixed number makes them repeatable, and
@@ -91,25 +98,28 @@ def vocabularies_of(features: Features) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def fit_trees(past: DurationReplay, log_from: Floats, vocabularies: Vocabularies, objective: str, seed: int) -> str:
-    """LightGBM's own text of a model of log durations, less log_from."""
+def fit_trees(encoded: Floats, vocabularies: Vocabularies, tasks: Mapping[str, tuple[Floats, str]]) -> dict[str, str]:
+    """LightGBM's own texts, by task. tasks: the value of each row, and the objective. encoded: of encode."""
     import lightgbm  # 0.4 s, and not needed by what only reads advice
 
+    smallest_leaf = max(10, min(100, len(encoded) // 40))
+    parameters = {**_PARAMETERS, "min_data_in_leaf": smallest_leaf, "seed": SEED}
     data = lightgbm.Dataset(
-        encode(past.features, vocabularies),
-        np.log(np.maximum(past.duration_s, 1.0)) - log_from,
+        encoded,
         feature_name=[*NUMBERS, *CATEGORIES],
         categorical_feature=[name for name in CATEGORIES if vocabularies[name]],
-        params={"verbosity": -1},
+        params=parameters,
     )
-    smallest_leaf = max(10, min(100, len(past) // 40))
-    parameters = {**_PARAMETERS, "objective": objective, "min_data_in_leaf": smallest_leaf, "seed": seed}
-    text: str = lightgbm.train(parameters, data, num_boost_round=ROUNDS).model_to_string()
-    return text
+    texts: dict[str, str] = {}
+    for name, (values, objective) in tasks.items():
+        given = {**parameters, "objective": objective}
+        trees = lightgbm.train(given, data.set_label(values), ROUNDS, keep_training_booster=True)
+        texts[name] = trees.model_to_string()
+    return texts
 
 
-def predict_logs(model: Any, encoded: Floats) -> Floats:
-    """Natural logarithms of seconds, one per row."""
+def predict_trees(model: Any, encoded: Floats) -> Floats:
+    """One value per row."""
     logs: Floats = np.asarray(model.predict(encoded, num_threads=1), dtype="float64")
     return logs
 
@@ -122,8 +132,12 @@ VALIDATION_SHARE = 0.2
 """Newest share of the jobs that tests the first model; later models are tested on newer jobs."""
 LEARNED = 50_000
 """Jobs that a model learns from, at most: evenly spaced among all, in order of submission."""
-TREES = ("mean", "change", "middle")
-"""LightGBM's models: the mean of log durations, the mean of what they are above the habit, their middle."""
+TREES = ("mean", "change", "percentile", "middle", "error")
+"""LightGBM's models: the mean of log durations, the mean of what they are above the habit, their percentile, their
+middle, and the |log error| of the last runs.
+"""
+QUANTILES = 101
+"""Evenly spaced quantiles of log durations, which map a percentile back."""
 
 
 @dataclass(frozen=True)
@@ -146,26 +160,33 @@ class Unseen(NamedTuple):
     submit_s: int
     mean_s: float
     middle_s: float
+    percentile_s: float
+    log_error: float
+
+
+OUTPUTS = Unseen._fields[2:]
+"""Fields of Parts that are LightGBM's."""
 
 
 @dataclass(frozen=True)
 class DurationModel:
     """A trained model of run times. texts: LightGBM's own, by TREES. vocabularies: values in the order of their codes.
 
-    habit_s: the habit of an unknown user. margins: by class the two log residuals that enclosed the share `coverage` of
-    unseen jobs. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: the model has seen only jobs that
-    ended before.
+    habit_s: the habit of an unknown user. log_quantiles: of log durations. margins: the log residuals that enclosed the
+    share `coverage` of unseen jobs. unseen: those jobs, oldest end first, at most UNSEEN. trained_s: the model has seen
+    only jobs that ended before.
     """
 
     predictor: Predictor
     texts: Mapping[str, str]
     vocabularies: Vocabularies
     habit_s: float
+    log_quantiles: tuple[float, ...]
     weights: BlendWeights
     rank_weights: BlendWeights
     rank_scale: RankScale
     coverage: float
-    margins: Mapping[str, tuple[float, float]]
+    margins: tuple[Margin, ...]
     trained_s: int
     unseen: tuple[Unseen, ...]
 
@@ -175,10 +196,12 @@ class DurationModel:
 
     def parts(self, features: Features, rolling_s: Floats) -> Parts:
         encoded, habit = encode(features, self.vocabularies), log_habit(features, self.habit_s)
-        mean, change, middle = (predict_logs(self._trees[name], encoded) for name in TREES)
+        mean, change, percentile, middle, error = (predict_trees(self._trees[name], encoded) for name in TREES)
         return Parts(
             mean_s=_seconds((mean + habit + change) / 2),
+            percentile_s=_seconds(np.interp(percentile, np.linspace(0, 1, QUANTILES), self.log_quantiles)),
             middle_s=_seconds(middle),
+            log_error=error,
             habit_s=_seconds(habit),
             last_runs_s=np.exp(features.first_known(*SAME_JOB)),
             rolling_s=rolling_s,
@@ -192,9 +215,7 @@ class DurationModel:
         """Blend estimates that `parts` made into predictions, at least 1 s, and not above the time limit."""
         point_s = clip_to_limit(point(self.predictor, self.weights, parts), features)
         rank_s = clip_to_limit(ranking(self.predictor, self.rank_weights, parts), features)
-        everyone = self.margins.get("", (0.0, 0.0))
-        margins = np.array([self.margins.get(name, everyone) for name in evidence_classes(features)]).reshape(-1, 2)
-        low_s, high_s = (clip_to_limit(point_s * np.exp(margins[:, side]), features) for side in (0, 1))
+        low_s, high_s = (clip_to_limit(end_s, features) for end_s in around(point_s, parts.log_error, self.margins))
         return PredictedDurations(point_s, low_s, high_s, rank_s, parts.middle_s)
 
 
@@ -275,7 +296,7 @@ def fit(
     before = past.select(past.end_s < newest.end_s.min())
     people, queue = choose_weights(parts, newest, config)
     point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
-    margins = conformal_margins(point_s, newest, COVERAGE)
+    margins = conformal_margins(point_s, parts.log_error, newest, COVERAGE)
     scale = choose_scale(newest, ranking(config.predictor, queue, parts), choose_exponent)
     model = dataclasses.replace(_fit(past, config, now_s, people, queue), rank_scale=scale)
     return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
@@ -296,9 +317,10 @@ def _since(past: DurationReplay, previous: DurationModel) -> tuple[DurationRepla
     if not previous.unseen or len(rows) < MIN_UNSEEN:
         return newest, None
     parts = previous.parts(newest.features, newest.rolling_s)
-    now = zip((recorded[row] for row in rows), parts.mean_s.tolist(), parts.middle_s.tolist(), strict=True)
-    outputs = np.array([(then.mean_s, then.middle_s) if then else (mean_s, middle_s) for then, mean_s, middle_s in now])
-    return newest, dataclasses.replace(parts, mean_s=outputs[:, 0], middle_s=outputs[:, 1])
+    then = np.array([recorded[row][2:] if recorded[row] else [math.nan] * len(OUTPUTS) for row in rows])
+    now = np.stack([getattr(parts, name) for name in OUTPUTS], axis=1)
+    outputs = np.where(np.isnan(then), now, then)
+    return newest, dataclasses.replace(parts, **{name: outputs[:, place] for place, name in enumerate(OUTPUTS)})
 
 
 def _by_end(past: DurationReplay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
@@ -308,34 +330,38 @@ def _by_end(past: DurationReplay, is_in: npt.NDArray[np.bool_]) -> npt.NDArray[n
 
 
 def _unseen(newest: DurationReplay, parts: Parts) -> tuple[Unseen, ...]:
-    columns = (newest.job_id, newest.submit_s, parts.mean_s, parts.middle_s)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return tuple(
-        Unseen(job, submit, float(f"{mean:.6g}"), float(f"{middle:.6g}")) for job, submit, mean, middle in rows
-    )
+    outputs = [[float(f"{value:.6g}") for value in getattr(parts, name).tolist()] for name in OUTPUTS]
+    return tuple(map(Unseen, newest.job_id.tolist(), newest.submit_s.tolist(), *outputs))
 
 
 def _fit(
     past: DurationReplay, config: Training, now_s: float, weights: BlendWeights, rank_weights: BlendWeights
 ) -> DurationModel:
     """Without margins, and with the default scale of the ranking."""
-    vocabularies = vocabularies_of(past.features)
-    habit_s = float(np.exp(np.mean(np.log(np.maximum(past.duration_s, 1.0)))))
-    nothing = np.zeros(len(past))
-    tasks = {"mean": (nothing, MEAN), "change": (log_habit(past.features, habit_s), MEAN), "middle": (nothing, MIDDLE)}
-    texts = {
-        name: fit_trees(past, log_from, vocabularies, objective, SEED) for name, (log_from, objective) in tasks.items()
+    known, vocabularies = past.at_start, vocabularies_of(past.features)
+    log_s = np.log(np.maximum(past.duration_s, 1.0))
+    log_habits = log_habit(known, habit_s := float(np.exp(np.mean(log_s))))
+    last = known.first_known(*SAME_JOB)
+    last_s = clip_to_limit(np.exp(np.where(np.isnan(last), log_habits, last)), known)
+    errors = np.abs(np.log(np.maximum(at_limit(past.duration_s, known), 1.0)) - np.log(last_s))
+    tasks = {
+        "mean": (log_s, MEAN),
+        "change": (log_s - log_habits, MEAN),
+        "percentile": ((ranks(log_s) - 0.5) / len(past), MEAN),
+        "middle": (log_s, MIDDLE),
+        "error": (errors, MEAN),
     }
     return DurationModel(
         predictor=config.predictor,
-        texts=texts,
+        texts=fit_trees(encode(known, vocabularies), vocabularies, tasks),
         vocabularies=vocabularies,
         habit_s=habit_s,
+        log_quantiles=tuple(np.quantile(log_s, np.linspace(0, 1, QUANTILES)).tolist()),
         weights=weights,
         rank_weights=rank_weights,
         rank_scale=RankScale(),
         coverage=COVERAGE,
-        margins={},
+        margins=(),
         trained_s=int(now_s),
         unseen=(),
     )

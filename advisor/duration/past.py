@@ -57,9 +57,12 @@ class _Group:
     last_end_s: int = 0
     weighted: float = 0.0
     starts: list[int] = field(default_factory=list)
+    _figures: tuple[float, ...] | None = None
+    """Of _ended without the last, until the next end."""
 
     def add(self, job: EndedJob, log_s: float) -> None:
         """log_s: natural logarithm of its duration."""
+        self._figures = None
         self.newest.append(log_s)
         self.weighted = DECAY * self.weighted + log_s
         self.runs += 1
@@ -69,6 +72,7 @@ class _Group:
 
     def add_all(self, logs: Sequence[float], failed: int, last_failed: bool, last_end_s: int) -> None:
         """Add at least one job, oldest end first. failed: how many of them failed."""
+        self._figures = None
         weighted = self.weighted
         for log_s in logs:
             weighted = DECAY * weighted + log_s
@@ -91,19 +95,20 @@ class _Group:
 
     def _ended(self, at_s: int) -> tuple[float, ...]:
         """In the order of ENDED; durations as natural logarithms of seconds."""
-        newest = list(self.newest)
-        last2 = [math.exp(value) for value in newest[-2:]]
-        return (
-            math.log1p(self.runs),
-            newest[-1],
-            math.log(sum(last2) / len(last2)),
-            _median(newest[-5:]),
-            self.decayed,
-            _spread(newest),
-            self.failed / self.runs,
-            float(self.last_failed),
-            math.log1p(max(at_s - self.last_end_s, 0)),
-        )
+        if self._figures is None:
+            newest = list(self.newest)
+            last2 = [math.exp(value) for value in newest[-2:]]
+            self._figures = (
+                math.log1p(self.runs),
+                newest[-1],
+                math.log(sum(last2) / len(last2)),
+                _median(newest[-5:]),
+                self.decayed,
+                _spread(newest),
+                self.failed / self.runs,
+                float(self.last_failed),
+            )
+        return (*self._figures, math.log1p(max(at_s - self.last_end_s, 0)))
 
     def _running(self, at_s: int) -> tuple[float, ...]:
         """In the order of RUNNING: how many, and the logarithms of how long the oldest, middle and newest have run."""

@@ -42,9 +42,13 @@ _COUNTS = ("gpu_count", "node_count", "cpu_count", "submit_s")
 
 @dataclass(frozen=True)
 class DurationReplay:
-    """Row by row of the history frame. NaN where there is no estimate; a running job's duration and end are NaN."""
+    """Row by row of the history frame. NaN where there is no estimate; a running job's duration and end are NaN.
+
+    features: known at submission. at_start: known when the job started; the same if it did not wait.
+    """
 
     features: Features
+    at_start: Features
     rolling_s: Floats
     duration_s: Floats
     submit_s: npt.NDArray[np.int64]
@@ -57,6 +61,7 @@ class DurationReplay:
     def select(self, rows: Rows) -> DurationReplay:
         return DurationReplay(
             self.features.select(rows),
+            self.at_start.select(rows),
             self.rolling_s[rows],
             self.duration_s[rows],
             self.submit_s[rows],
@@ -105,44 +110,46 @@ class SiteHistory:
 
     def known(self, job: SubmittedJob, at_s: int | None = None) -> DurationEvidence:
         """Return what has been observed for a job, at its submission or, while it waits, at at_s."""
-        return DurationEvidence(
-            self._past.features(job, job.submit_s if at_s is None else at_s), self._rolling.estimate(job)
-        )
+        return DurationEvidence(self.features(job, job.submit_s if at_s is None else at_s), self._rolling.estimate(job))
+
+    def features(self, job: SubmittedJob, at_s: int) -> tuple[float, ...]:
+        """The features alone, in the order of NUMBERS."""
+        return self._past.features(job, at_s)
 
 
-def replay_durations(
-    history: pd.DataFrame, rows: Rows | None = None, asked_s: npt.NDArray[np.float64] | None = None
-) -> DurationReplay:
+def replay_durations(history: pd.DataFrame, rows: Rows | None = None) -> DurationReplay:
     """Features and rolling estimate of every job, each from what had started and ended before its submission.
 
     rows: of these rows alone, in the order of the frame. Their values are the same as without `rows`.
-    asked_s: row by row, a time from the submission to the start, which counts instead of the submission.
     """
     jobs = submissions(history)
     ended, times = ended_jobs(history, jobs), event_times(history)
-    times[Event.SUBMIT] = times[Event.SUBMIT] if asked_s is None else asked_s
-    at_s = times[Event.SUBMIT].tolist()
     wanted = np.arange(len(jobs)) if rows is None else np.unique(np.arange(len(jobs))[rows])
-    times[Event.SUBMIT, np.setdiff1d(np.arange(len(jobs)), wanted)] = math.nan
+    times[Event.LOOK] = np.where(times[Event.START] > times[Event.SUBMIT], times[Event.START], math.nan)
+    times[: Event.START, np.setdiff1d(np.arange(len(jobs)), wanted)] = math.nan
     times[Event.START, ~_is_met(history, times, wanted)] = math.nan
-    starts = times[Event.START].tolist()
+    starts, look_s = times[Event.START].tolist(), np.nan_to_num(times[Event.LOOK]).astype("int64").tolist()
     places = np.full(len(jobs), -1)
     places[wanted] = np.arange(len(wanted))
     place_of: list[int] = places.tolist()
     observed = SiteHistory()
     # Filled row by row: as tuples of floats, the features of 400,000 jobs would take a gigabyte.
-    numbers, rolling_s = np.full((len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
+    numbers, rolling_s = np.full((2, len(wanted), len(NUMBERS)), math.nan), np.full(len(wanted), math.nan)
     for row, event in in_order(history, times):
-        if event is not Event.SUBMIT:
+        if event is Event.SUBMIT:
+            known = observed.known(jobs[row])
+            numbers[:, place_of[row]] = known.features
+            rolling_s[place_of[row]] = known.rolling.duration_s if known.rolling else math.nan
+        elif event is Event.LOOK:
+            numbers[1, place_of[row]] = observed.features(jobs[row], look_s[row])
+        else:
             observed.observe(event, jobs[row], starts[row], ended[row])
-        elif (place := place_of[row]) >= 0:
-            known = observed.known(jobs[row], int(at_s[row]))
-            numbers[place] = known.features
-            rolling_s[place] = known.rolling.duration_s if known.rolling else math.nan
     asked = [jobs[row] for row in wanted.tolist()]
+    features = features_of(asked, numbers[0])
     over = [ended[row] for row in wanted.tolist()]
     return DurationReplay(
-        features=features_of(asked, numbers),
+        features=features,
+        at_start=dataclasses.replace(features, numbers=numbers[1]),
         rolling_s=rolling_s,
         duration_s=np.array([job.duration_s if job else math.nan for job in over], dtype="float64"),
         submit_s=np.array([job.submit_s for job in asked], dtype="int64"),
@@ -154,13 +161,14 @@ def replay_durations(
 def _is_met(
     history: pd.DataFrame, times: npt.NDArray[np.float64], wanted: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.bool_]:
-    """Row by row, True if its user submits one of the wanted rows while it runs.
+    """Row by row, True if its user submits one of the wanted rows, or has it looked at, while it runs.
 
-    times: of event_times.
+    times: of event_times, with LOOK.
     """
-    users, (submits, start_s, end_s) = pd.factorize(history["user"], use_na_sentinel=False)[0], times
+    users, (submits, looks, start_s, end_s) = pd.factorize(history["user"], use_na_sentinel=False)[0], times
     order, edges = by_number(users[wanted])
-    asked = [np.sort(submits[wanted[order[first:last]]]) for first, last in pairwise(edges)]
+    asks = np.stack([submits, looks], axis=1)[wanted[order]]
+    asked = [np.sort(asks[first:last], axis=None) for first, last in pairwise(edges)]
     asked_of = {int(users[wanted[order[first]]]): each for first, each in zip(edges, asked, strict=False)}
     met = np.full(len(history), False)
     order, edges = by_number(users)

@@ -304,6 +304,7 @@ def _gpu_time_quantiles(
 class _SimulatedJob:
     submission: SubmittedJob
     known: DurationEvidence
+    at_start: tuple[float, ...]
     start_s: float = math.nan
     ended: EndedJob | None = None
 
@@ -329,7 +330,7 @@ class OnlinePredictor:
             self._train(submitted[0][1].submit_s)
         known = [self._observed.known(job) for _, job in submitted]
         for (key, job), each in zip(submitted, known, strict=True):
-            self._jobs[key] = _SimulatedJob(job, each)
+            self._jobs[key] = _SimulatedJob(job, each, each.features)
         return predict([job for _, job in submitted], known, self._model, self.rule)
 
     @property
@@ -344,6 +345,8 @@ class OnlinePredictor:
     def start(self, key: Hashable, start_s: int) -> None:
         job = self._jobs[key]
         job.start_s = float(start_s)
+        if start_s > job.submission.submit_s:
+            job.at_start = self._observed.features(job.submission, start_s)
         self._observed.observe(Event.START, job.submission, job.start_s, None)
 
     def end(self, key: Hashable, end_s: int, is_failed: bool) -> None:
@@ -359,8 +362,10 @@ class OnlinePredictor:
         jobs = [job for _, job in numbered]
         ended = [job.ended for job in jobs if job.ended is not None]
         rolling = [job.known.rolling for job in jobs]
+        submitted = [job.submission for job in jobs]
         past = DurationReplay(
-            features=features_of([job.submission for job in jobs], [job.known.features for job in jobs]),
+            features=features_of(submitted, [job.known.features for job in jobs]),
+            at_start=features_of(submitted, [job.at_start for job in jobs]),
             rolling_s=np.array([each.duration_s if each else math.nan for each in rolling], dtype="float64"),
             duration_s=np.array([each.duration_s for each in ended], dtype="float64"),
             submit_s=np.array([job.submission.submit_s for job in jobs], dtype="int64"),

@@ -66,6 +66,15 @@ def test_replayed_features_and_estimates_before_a_moment_do_not_know_what_comes_
     assert (past.features.number("user_running") > 0).any(), "jobs that still run are looked at"
 
 
+def test_what_is_known_at_a_start_does_not_know_what_comes_after(
+    site_history: pd.DataFrame, past: DurationReplay
+) -> None:
+    started = (site_history["start_s"] < moment(site_history)).to_numpy()
+    other = replay_durations(altered_after(site_history, moment(site_history)))
+    assert np.array_equal(past.at_start.numbers[started], other.at_start.numbers[started], equal_nan=True)
+    assert (past.at_start.number("user_log_runs") > past.features.number("user_log_runs")).any(), "they see later ends"
+
+
 @pytest.mark.parametrize("column", UNKNOWN_AT_SUBMIT)
 def test_each_unknown_column_alone_changes_nothing_before(
     site_history: pd.DataFrame, past: DurationReplay, column: str

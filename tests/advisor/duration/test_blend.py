@@ -17,9 +17,13 @@ from advisor.backtest import Floats
 from advisor.duration.backtest import baselines, evaluate
 from advisor.duration.blend import (
     MAX_HABIT,
+    MAX_PERCENTILE,
     PEOPLE,
+    Margin,
     Parts,
     RankScale,
+    around,
+    at_limit,
     choose_scale,
     choose_weights,
     clip_to_limit,
@@ -52,11 +56,12 @@ def made(seed: int, submitted: int = 7200, **log_noise: float) -> tuple[Parts, D
         estimated: Floats = actual_s * np.exp(generator.normal(0.0, log_noise.get(name, 2.0), JOBS))
         return estimated
 
-    parts = Parts(*(estimate(name) for name in ("mean", "middle", "habit", "last_runs", "rolling")))
+    names = ("mean", "middle", "habit", "last_runs", "rolling", "percentile")
+    parts = Parts(**{f"{name}_s": estimate(name) for name in names}, log_error=np.zeros(JOBS))
     features = Features(np.full((JOBS, len(NUMBERS)), np.nan), np.full((JOBS, len(CATEGORIES)), "u", dtype=object))
     submit_s = submitted * np.arange(JOBS)
     return parts, DurationReplay(
-        features, np.full(JOBS, np.nan), actual_s, submit_s, submit_s + actual_s, np.arange(JOBS)
+        features, features, np.full(JOBS, np.nan), actual_s, submit_s, submit_s + actual_s, np.arange(JOBS)
     )
 
 
@@ -80,6 +85,13 @@ def test_people_are_told_the_last_runs_unless_the_model_is_clearly_better(seed: 
     assert last_runs(last_runs=2.0, middle=0.3) == 0.0
 
 
+def test_the_queue_relies_on_the_percentile_where_it_ranks_better() -> None:
+    _, queue = choose_weights(*made(1, percentile=0.1, mean=3.0), Training())
+    assert 0.3 < queue.percentile <= MAX_PERCENTILE
+    _, queue = choose_weights(*made(1, percentile=3.0, mean=0.1), Training())
+    assert queue.percentile < 0.2 and queue.model > 0.6
+
+
 def test_one_burst_is_no_proof(config: Config) -> None:
     """Jobs of 400 hours prove something, the same jobs within minutes do not: they share one fate."""
     noise = {"last_runs": 2.0, "middle": 0.3}
@@ -96,7 +108,7 @@ def test_a_burst_is_of_one_user_and_ends_with_a_pause(history_of: History) -> No
 
 def test_a_job_without_earlier_runs_is_the_models(config: Config) -> None:
     parts, _ = made(4)
-    alone = Parts(parts.mean_s, parts.middle_s, parts.habit_s, np.full(JOBS, np.nan), parts.rolling_s)
+    alone = dataclasses.replace(parts, last_runs_s=np.full(JOBS, np.nan))
     assert point(config.training.predictor, PEOPLE[0], alone) == pytest.approx(np.maximum(parts.middle_s, 1.0))
 
 
@@ -130,7 +142,14 @@ def ended(duration_s: Floats, submit_s: list[int], end_s: float = 1000.0 * DAY_S
     )
     times_s = np.array(submit_s, dtype="int64")
     ends_s = times_s + duration_s if math.isnan(end_s) else np.full(len(times_s), end_s)
-    return DurationReplay(features, np.full(len(times_s), np.nan), duration_s, times_s, ends_s, np.arange(len(times_s)))
+    nothing = np.full(len(times_s), np.nan)
+    return DurationReplay(features, features, nothing, duration_s, times_s, ends_s, np.arange(len(times_s)))
+
+
+def margin(past: DurationReplay, coverage: float = 0.8) -> Margin:
+    """Of jobs that are all expected to be as far off."""
+    (found,) = conformal_margins(np.full(len(past), 1000.0), np.ones(len(past)), past, coverage)
+    return found
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=60), st.sampled_from([0.5, 0.8, 0.9]))
@@ -138,7 +157,7 @@ def test_of_jobs_that_end_at_once_an_interval_ends_at_the_conformal_rank(
     residuals: list[float], coverage: float
 ) -> None:
     past = ended(1000 * np.exp(residuals), [DAY_S * place for place in range(len(residuals))])
-    low, high = conformal_margins(np.full(len(past), 1000.0), past, coverage)[""]
+    _, low, high = margin(past, coverage)
     place = min(math.ceil((len(residuals) + 1) * (1 + coverage) / 2 - 1e-9), len(residuals))
     ordered = sorted(residuals)
     assert (low, high) == (pytest.approx(min(ordered[-place], 0)), pytest.approx(max(ordered[place - 1], 0)))
@@ -149,10 +168,10 @@ def test_one_burst_of_odd_jobs_does_not_widen_the_intervals_of_all() -> None:
     usual = np.random.default_rng(1).normal(0, 0.3, 100)
     residuals = np.concatenate([usual, np.full(50, math.log(100))])
     submit_s = [DAY_S * place for place in range(100)] + [DAY_S * 200 + place for place in range(50)]
-    _, high = conformal_margins(np.full(150, 1000.0), ended(1000 * np.exp(residuals), submit_s), 0.8)[""]
+    high = margin(ended(1000 * np.exp(residuals), submit_s)).high
     assert 0.2 < high < 1.0
     apart = [DAY_S * place for place in range(150)]
-    _, high = conformal_margins(np.full(150, 1000.0), ended(1000 * np.exp(residuals), apart), 0.8)[""]
+    high = margin(ended(1000 * np.exp(residuals), apart)).high
     assert high == pytest.approx(math.log(100))
 
 
@@ -161,11 +180,31 @@ def test_the_newest_days_count_more_and_the_older_ones_are_not_forgotten() -> No
     old, new = np.linspace(-math.log(2), math.log(2), 900), np.linspace(0, math.log(10), 30)
     submit_s = [place * DAY_S // 10 for place in range(930)]
     past = ended(1000 * np.exp(np.concatenate([old, new])), submit_s, math.nan)
-    _, high = conformal_margins(np.full(930, 1000.0), past, 0.8)[""]
+    high = margin(past).high
     assert math.log(3) < high < math.log(10), "of 930 alike, the tenth from above is below twice"
     calm = ended(1000 * np.exp(np.concatenate([old, np.zeros(30)])), submit_s, math.nan)
-    _, high = conformal_margins(np.full(930, 1000.0), calm, 0.8)[""]
+    high = margin(calm).high
     assert 0.3 < high < math.log(2), "three calm days do not close the interval"
+
+
+def test_jobs_that_are_expected_to_be_far_off_get_the_wide_interval() -> None:
+    """Half of the jobs end within 20% of what was said, the others up to ten times sooner or later."""
+    log_error = np.repeat([0.1, 2.0], 200)
+    residuals = np.random.default_rng(1).uniform(-1, 1, 400) * np.where(log_error < 1, 0.2, math.log(10))
+    past = ended(1000 * np.exp(residuals), [DAY_S * place for place in range(400)])
+    margins = conformal_margins(np.full(400, 1000.0), log_error, past, 0.8)
+    low_s, high_s = around(np.full(4, 1000.0), np.array([0.0, 0.1, 2.0, 9.0]), margins)
+    assert (high_s[:2] < 1300).all() and (low_s[:2] > 750).all()
+    assert (high_s[2:] > 4000).all() and (low_s[2:] < 250).all()
+    few = conformal_margins(np.full(199, 1000.0), log_error[101:300], past.select(np.arange(101, 300)), 0.8)
+    assert len(few) == 1, "too few for two classes"
+
+
+@pytest.mark.parametrize(("over_s", "counted_s"), [(-1, 3599), (0, 3600), (1, 3600), (59, 3600), (61, 3661)])
+def test_a_job_killed_within_a_minute_after_its_limit_counts_as_the_limit(over_s: int, counted_s: int) -> None:
+    past = ended(np.array([3600.0 + over_s]), [NOW_S])
+    past.features.number("log_time_limit")[:] = math.log(3600)
+    assert at_limit(past.duration_s, past.features) == pytest.approx([counted_s])
 
 
 @pytest.mark.parametrize(

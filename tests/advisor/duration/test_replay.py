@@ -24,11 +24,11 @@ FIRST_S = NOW_S - 60 * 86400
 def test_a_replay_of_starts_sees_what_a_waiting_job_sees(site_history: pd.DataFrame) -> None:
     starts_s = site_history["start_s"].to_numpy("float64")
     rows = np.arange(200, len(site_history), 97)
-    replay, jobs = replay_durations(site_history, rows, starts_s), submissions(site_history)
+    replay, jobs = replay_durations(site_history, rows), submissions(site_history)
     for place, row in enumerate(rows):
         job, now_s = jobs[row], int(starts_s[row])
         known = observed_history([job.user], site_history, now_s, None).known(job, now_s)
-        assert np.array_equal(np.array(known.features), replay.features.numbers[place], equal_nan=True)
+        assert np.array_equal(np.array(known.features), replay.at_start.numbers[place], equal_nan=True)
 
 
 def test_a_job_without_gpus_has_no_site_factor(trained: Trained, site_history: pd.DataFrame, config: Config) -> None:
