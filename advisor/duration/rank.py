@@ -151,6 +151,10 @@ def expected_s(features: Features, rank_s: Floats) -> Floats:
     return clip_to_limit(rank_s * np.exp(spread**2 / 2), features)
 
 
-def queue_s(by: RankBy, features: Features, rank_s: Floats, high_s: Floats) -> Floats:
-    """The times that count in the queue, seconds. rank_s, high_s: ranking values, and the upper ends of intervals."""
-    return counted_time_s(by, np.exp(features.number("log_time_limit")), expected_s(features, rank_s), high_s)
+def queue_s(by: RankBy, features: Features, rank_s: Floats, high_s: Floats, is_modeled: bool = True) -> Floats:
+    """The times that count in the queue, seconds. rank_s, high_s: ranking values, and the upper ends of intervals.
+
+    is_modeled: False for rolling estimates, which are means already.
+    """
+    mean_s = expected_s(features, rank_s) if is_modeled else rank_s
+    return counted_time_s(by, np.exp(features.number("log_time_limit")), mean_s, high_s)

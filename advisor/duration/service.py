@@ -76,7 +76,7 @@ def predict(
     features = features_of(jobs, [each.features for each in known])
     rolling_s = np.array([each.rolling.duration_s if each.rolling else math.nan for each in known], dtype="float64")
     predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
-    counted_s = queue_s(rule.by, features, predicted.rank_s, predicted.high_s)
+    counted_s = queue_s(rule.by, features, predicted.rank_s, predicted.high_s, model is not None)
     return [
         None
         if model is None and math.isnan(rolling_s[place])
@@ -292,7 +292,10 @@ def _gpu_time_quantiles(
         return ()
     rule, features, rolling_s = rank.rule if rank else DEFAULT_RANK, newest.features, newest.rolling_s
     predicted = model.predict_all(features, rolling_s) if model else untrained(features, rolling_s)
-    counted_s, gpu_count = queue_s(rule.by, features, predicted.rank_s, predicted.high_s), features.number("gpu_count")
+    counted_s, gpu_count = (
+        queue_s(rule.by, features, predicted.rank_s, predicted.high_s, model is not None),
+        features.number("gpu_count"),
+    )
     is_in = (gpu_count > 0) & np.isfinite(counted_s)
     if not is_in.any():
         return ()
