@@ -200,7 +200,7 @@ class AdviceSection:
     risk: float = _key(
         0.01, "accepted probability that a job's peak GPU memory exceeds the memory bound", low=0.0001, high=0.5
     )
-    min_runs: int = fixed(5, "runs that a memory bound needs: fewer say too little of their spread")
+    min_runs: int = fixed(3, "runs that advice of a memory tier needs")
     history_days: int = fixed(120, "age in days above which past jobs are ignored: users change what they run")
     headroom_mib: int = _key(
         1024, "GPU memory of a tier that a job cannot use, MiB (driver, contexts, fragmentation)", low=0
@@ -347,7 +347,7 @@ class Config:
 
 _ALWAYS = """
     advice max_runs=60 spike_margin=0.02 min_relative_spread=0.02 censored_share=0.97 failed_share=0.9 pause_days=30
-    advice min_runs=5 max_slowdown=1.5 history_days=120
+    advice min_runs=3 max_slowdown=1.5 history_days=120
     bindings use_squeue=true
     dask tls=true wait_s=600
     gpu_advice max_age_s=600 min_gain=0.15

@@ -26,8 +26,8 @@ from traces import DATA, TRACES, load_trace
 
 from advisor.backtest import Rate, rate_of
 from advisor.memory.backtest import DOWN, SILENT, replay_tiers, score_group
-from advisor.memory.evidence import FAILED_SHARE
 from advisor.memory.peak_store import Case, replay_peaks
+from advisor.memory.runs import FAILED_SHARE
 from almanac.config import AdviceSection, Config, Tier
 from telemetry.store.store import Store
 

@@ -18,19 +18,21 @@ import pandas as pd
 from advisor.memory.backtest import DOWN, replay_tiers
 from almanac.config import Config
 from demo.shape import GPUS_PER_NODE, Arrays, Bools, Floats, Ints, SiteShape, fill, load_profile, rank_within
-from demo.site import FAILED, SitePlan, jobs_table, plan_site, shown_peak_mib
+from demo.site import COMPLETED, FAILED, SitePlan, jobs_table, plan_site, shown_peak_mib
 from demo.users import MIB_40, MIB_80, REGULAR, TIER_80
 from telemetry.metrics.data_quality import NO_TELEMETRY, OK, SHORT, is_reserved_share
 
 KINDS = (
     "plain", "bimodal", "growing", "renamed", "shared", "rare", "regime", "sweep", "burst", "heavy", "near", "leak",
-    "gpus", "gaps", "reserved", "unnamed", "levels", "grid",
+    "gpus", "gaps", "reserved", "unnamed", "levels", "grid", "fraction",
+    "cut",
 )  # fmt: skip
 """hostile_site.toml explains each."""
 (
     PLAIN, BIMODAL, GROWING, RENAMED, SHARED, RARE, REGIME, SWEEP, BURST, HEAVY, NEAR, LEAK, GPUS, GAPS, RESERVED,
-    UNNAMED, LEVELS, GRID,
+    UNNAMED, LEVELS, GRID, FRACTION, CUT,
 ) = range(len(KINDS))  # fmt: skip
+RESERVING = (RESERVED, FRACTION)
 BATCHES = ("sweep", "burst", "levels", "grid")
 """Kinds that are submitted many at a time."""
 GRID_VALUES = 4
@@ -170,7 +172,7 @@ def _needs(hostile: Arrays, shape: SiteShape, families: Arrays, jobs: Arrays, rn
     near_mib = capacity_mib * factor * (1 + 0.02 * np.clip(noise, -3, 3))
     need_mib = np.where(kind == NEAR, near_mib, jobs.need_mib * times)
     # A framework uses no more than it reserves: a job that needs more would die on every tier.
-    return np.where(kind == RESERVED, np.minimum(need_mib, factor * capacity_mib), need_mib)
+    return np.where(np.isin(kind, RESERVING), np.minimum(need_mib, factor * capacity_mib), need_mib)
 
 
 def _mean_by(values: Floats, group: Ints) -> Floats:
@@ -223,6 +225,7 @@ def record_of(shape: SiteShape, *, is_hostile: bool = True) -> tuple[pd.DataFram
             "family": family,
             "batch": batch_of(hostile, jobs)[runs.job] if hostile else -1,
             "is_death": _is_death(plan),
+            "is_cut": _is_cut(plan, hostile),
         }
     )
     accounting = jobs_table(plan).to_pandas()
@@ -232,9 +235,23 @@ def record_of(shape: SiteShape, *, is_hostile: bool = True) -> tuple[pd.DataFram
     frame["is_array"] = frame["array_job_id"].notna()
     frame["time_limit_s"] = frame["time_limit_s"].astype("float64")
     frame["elapsed_s"] = frame["elapsed_s"].astype("float64")
+    if is_hostile:
+        frame = _cut_short(frame, hostile_profile()["cut"]["ends"])
     frame = frame.assign(**evidence_columns(frame))
     whole = {"job_id": "int64", "submit_s": "int64", "start_s": "int64", "end_s": "int64"}
-    return frame.drop(columns=["role", *TRUTH]).astype(whole), frame[list(TRUTH)]
+    return frame.drop(columns=["role", "is_cut", *TRUTH]).astype(whole), frame[list(TRUTH)]
+
+
+def _cut_short(frame: pd.DataFrame, share: float) -> pd.DataFrame:
+    """The runs where those that are cut end after this share of their time, as their user cancels them."""
+    cut = frame["is_cut"]
+    elapsed_s = frame["elapsed_s"].where(~cut, np.floor(share * frame["elapsed_s"]))
+    ends = frame.assign(
+        state=frame["state"].where(~cut, "CANCELLED by 1000"),
+        elapsed_s=elapsed_s,
+        end_s=frame["end_s"].where(~cut, frame["start_s"] + elapsed_s),
+    )
+    return ends.sort_values(["end_s", "job_id", "submit_s"], ignore_index=True)
 
 
 def evidence_columns(frame: pd.DataFrame) -> dict[str, Any]:
@@ -269,12 +286,26 @@ def _measured_mib(plan: SitePlan, hostile: Arrays | None) -> Floats:
     if hostile is None:
         return shown
     kind, chance, factor = hostile.kind[family], hostile.chance[family], hostile.factor[family]
-    shown = np.where((kind == RESERVED) & ~_is_death(plan), factor * runs.capacity_mib, shown)
+    reserved = factor * runs.capacity_mib + np.where(kind == FRACTION, tables["fraction"]["context_mib"], 0.0)
+    shown = np.where(np.isin(kind, RESERVING) & ~_is_death(plan), reserved, shown)
+    least, most = tables["cut"]["shown"]
+    shown = np.where(_is_cut(plan, hostile), shown * rng.uniform(least, most, number), shown)
     is_missed = rng.random(number) < tables["gaps"]["missed_share"]
     least, most = tables["gaps"]["missed_peak"]
     partly = np.where(is_missed, shown * rng.uniform(least, most, number), shown)
     seen = np.where(rng.random(number) < chance, np.nan, partly)
     return np.where(kind == GAPS, seen, shown)
+
+
+def _is_cut(plan: SitePlan, hostile: Arrays | None) -> Bools:
+    """Return True for completed runs of the kind `cut` that their user cancels before they show their need."""
+    runs = plan.runs
+    if hostile is None:
+        return np.zeros(len(runs.job), dtype=bool)
+    family = plan.jobs.family[runs.job]
+    drawn = np.random.default_rng([plan.shape.seed, 29]).random(len(family))
+    cut: Bools = (hostile.kind[family] == CUT) & (runs.state == COMPLETED) & (drawn < hostile.chance[family])
+    return cut
 
 
 def _is_flat(plan: SitePlan, hostile: Arrays | None) -> Bools:
@@ -286,7 +317,7 @@ def _is_flat(plan: SitePlan, hostile: Arrays | None) -> Bools:
     flat: Bools = np.where(_is_death(plan), of_death, of_family[family])
     is_reserving = plan.families.framework[family] >= 0
     if hostile is not None:
-        is_reserving |= hostile.kind[family] == RESERVED
+        is_reserving |= np.isin(hostile.kind[family], RESERVING)
     return flat | is_reserving
 
 
@@ -337,7 +368,7 @@ def _move(history: pd.DataFrame, truth: pd.DataFrame, moved: np.ndarray) -> tupl
     again, again_truth = history[is_death].copy(), truth[is_death]
     shown = np.minimum(history["hbm_max_mib"], MOST_FRAC * CAPACITY_MIB)
     reserved = history["hbm_max_mib"] * CAPACITY_MIB / history["hbm_capacity_mib"]
-    is_reserving = (truth["kind"] == "reserved").to_numpy()
+    is_reserving = truth["kind"].isin([KINDS[kind] for kind in RESERVING]).to_numpy()
     elapsed_s = history["elapsed_s"].where(~is_death, np.minimum(history["elapsed_s"], DIES_AFTER_S))
     changed = history.assign(
         tier=history["tier"].where(~is_moved, SMALLER),

@@ -42,7 +42,7 @@ COUNTERS: tuple[Counter, ...] = (
             feeds=("temporal_imbalance", "spatial_imbalance", "spatial_windows", "has_profiling_fault")),
     Counter("hbm_used_mib", "MiB", "device memory in use", 0, 1 << 20,
             feeds=("hbm_peak_mib", "hbm_peak_frac", "hbm_max_mib", "hbm_peak_ms", "hbm_growth_mib_h",
-                   "is_preallocated")),
+                   "is_flat", "is_preallocated")),
     Counter("hbm_total_mib", "MiB", "device memory: used, free, and reserved", 1, 1 << 20),
     Counter("gr_engine_active_frac", "fraction", "time during which the graphics or compute engine was busy", 0, 1),
     Counter("sm_active_frac", "fraction", "time at least one warp was active, mean over multiprocessors", 0, 1),
@@ -129,6 +129,7 @@ _HBM = (
     column("hbm_peak_frac", _REAL, "share of the capacity"),
     column("hbm_peak_ms", _INT, "ms since 1970, UTC: when the peak was first seen"),
     column("hbm_growth_mib_h", _REAL, "MiB per hour, by least squares"),
+    column("is_flat", _FLAG, "whether use stayed near its peak from the first minutes on; null: unknown"),
     column("is_preallocated", _FLAG, "whether the peak is what a framework reserved; null: unknown"),
 )
 _MEANS = tuple(column(f"mean_{counter.column}", _REAL, counter.unit) for counter in AVERAGED)

@@ -29,16 +29,17 @@ UNASKED_SQL = """CASE WHEN gpu_count > 0 AND gpu_count_req IS NOT NULL THEN grea
 
 
 _METRICS = (
-    "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_preallocated", "mean_gpu_util_pct",
-    "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "gpu_model", "has_profiling_fault",
-    "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile", "verdict", "gpu_errors",
+    "job_id", "submit_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_flat", "is_preallocated",
+    "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac",
+    "gpu_model", "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac",
+    "mig_profile", "verdict", "gpu_errors",
 )  # fmt: skip
 _BASE = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "qos", "name", "name_key", "script_key",
     "node_count", "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s",
-    "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "hbm_evidence",
-    "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac", "gpu_model",
-    "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile",
+    "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_flat",
+    "hbm_evidence", "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac",
+    "gpu_model", "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile",
     "verdict", "is_packed",
 )  # fmt: skip
 _JOBS = (
@@ -116,7 +117,7 @@ SELECT j.job_id, j.submit_s, j.start_s, j.end_s, coalesce(j."user", '') AS "user
        CASE WHEN m.is_preallocated THEN NULL
             WHEN m.hbm_peak_mib IS NOT NULL THEN m.hbm_peak_mib
             WHEN by_jobstats THEN j.accounted_peak_mib END::DOUBLE AS hbm_peak_mib,
-       m.hbm_max_mib::DOUBLE AS hbm_max_mib,
+       m.hbm_max_mib::DOUBLE AS hbm_max_mib, m.is_flat,
        coalesce(m.hbm_capacity_mib, j.accounted_total_mib)::DOUBLE AS hbm_capacity_mib,
        {_EVIDENCE} AS hbm_evidence,
        CASE WHEN m.mean_gpu_util_pct IS NOT NULL THEN m.mean_gpu_util_pct

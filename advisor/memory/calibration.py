@@ -314,7 +314,7 @@ class Calibrator:
         """
         job, evidence, run = case.submission, case.evidence, case.run
         self._judge(case, bound)
-        if run is None or not run.is_known or not evidence.supports_bound(self._config.min_runs):
+        if run is None or not run.is_known or not evidence.supports_tier(self._config.min_runs):
             return
         identity = (job.user, job.name_key, job.submit_s)
         if job.is_array and identity in self._arrays:

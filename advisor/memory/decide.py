@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from advisor.memory.calibration import Calibration, Calibrator, class_name
-from advisor.memory.evidence import PAUSE_S, SPIKE_MARGIN, Evidence
+from advisor.memory.evidence import BOUND_RUNS, PAUSE_S, Evidence
 from advisor.memory.peak_store import Case, replay_peaks
+from advisor.memory.runs import SPIKE_MARGIN
 from advisor.memory.tier import NO_EVIDENCE, PAUSED, PILOT_JOBS, RAN_OUT, ROOMY, decide_tier
 from advisor.mig.compute_need import slow_downs
 from almanac.config import AdviceSection, Config, Tier
@@ -49,7 +50,7 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
         return BoundOutcome(None, PAUSED)
     if evidence.censored_mib is not None:
         return BoundOutcome(None, RAN_OUT)
-    if not evidence.supports_bound(config.min_runs):
+    if not evidence.supports_tier(config.min_runs):
         return BoundOutcome(None, TOO_FEW)
     margins = calibration.of(evidence) if calibration and calibration.risk == config.risk else None
     if margins is None or margins.tier is None:
@@ -57,13 +58,13 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     centre, scale = evidence.centre_and_scale()
     if margins.tier * scale > math.log(MAX_FACTOR):
         return BoundOutcome(None, TOO_WIDE)
-    above = math.inf if margins.bound is None else margins.bound * scale
+    above = math.inf if margins.bound is None or not evidence.supports_bound else margins.bound * scale
     stated = above if above <= math.log(MAX_FACTOR) else margins.tier * scale
     if max(evidence.live_mib, default=0.0) > math.exp(centre + stated):
         return BoundOutcome(None, SURPASSED)
     return BoundOutcome(
         MemoryBound(
-            bound_mib=math.exp(centre + above) if above <= math.log(MAX_FACTOR) else None,
+            bound_mib=max(math.exp(centre + above), evidence.seen_mib) if above <= math.log(MAX_FACTOR) else None,
             tier_mib=math.exp(centre + margins.tier * scale),
             risk=config.risk,
             highest_mib=evidence.highest_mib,
@@ -76,12 +77,13 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
 
 def shared_bounds_mib(evidence: Evidence, calibration: Calibration | None, config: AdviceSection) -> dict[int, float]:
     """Map jobs per GPU to the memory bound of one job, at risk / jobs. Omits counts without a bound."""
-    if calibration is None or bound_of(evidence, calibration, config).bound is None:
+    bound = bound_of(evidence, calibration, config).bound
+    if calibration is None or bound is None or bound.bound_mib is None:
         return {}
     centre, scale = evidence.centre_and_scale()
     margins = {jobs: calibration.shared_margin(evidence, jobs) for jobs in range(2, MOST_SHARING + 1)}
     return {
-        jobs: math.exp(centre + margin * scale)
+        jobs: max(math.exp(centre + margin * scale), evidence.seen_mib)
         for jobs, margin in margins.items()
         if margin is not None and margin * scale <= math.log(MAX_FACTOR)
     }
@@ -156,7 +158,7 @@ def decide_memory(
     """Advise the tier of a submission by its evidence. Pure."""
     bounded = bound_of(evidence, calibration, config.advice)
     ran_out_mib = evidence.censored_mib if bounded.why_not == RAN_OUT else None
-    slower = slow_downs(evidence.activities, config.tiers, config.advice.min_runs) if request.is_one_gpu else {}
+    slower = slow_downs(evidence.activities, config.tiers, BOUND_RUNS) if request.is_one_gpu else {}
     tier = decide_tier(request, bounded.bound, config.tiers, config.advice.headroom_mib, ran_out_mib, slower)
     if tier.reason == NO_EVIDENCE and not tier.note:
         reason: TierReason = PAUSED if bounded.why_not == PAUSED else NO_EVIDENCE

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from advisor.duration.features import SubmittedJob
-from advisor.memory.evidence import MeasuredRun
+from advisor.memory.runs import MeasuredRun
 
 
 @dataclass

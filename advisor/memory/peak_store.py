@@ -16,19 +16,17 @@ from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
 from advisor.duration.features import SubmittedJob, submissions, sweep
-from advisor.memory.evidence import (
+from advisor.memory.evidence import FAMILY, RUNS_BY_RISK, SIMILAR, Evidence, Oom
+from advisor.memory.open_jobs import OpenBy
+from advisor.memory.runs import (
     FAILED_SHARE,
-    FAMILY,
     MAYBE_PREALLOCATED,
     PACKED,
     PREALLOCATED,
-    SIMILAR,
-    Evidence,
     MeasuredRun,
-    Oom,
+    heights_of,
     runs_of,
 )
-from advisor.memory.open_jobs import OpenBy
 from advisor.memory.tier import SHOWN_AFTER_S
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
@@ -170,6 +168,7 @@ class PeakStore:
 
     def __init__(self, config: AdviceSection) -> None:
         self._config = config
+        self._most_runs = math.ceil(RUNS_BY_RISK / config.risk)
         self._users: defaultdict[tuple[str, int], UserPeaks] = defaultdict(UserPeaks)
 
     def submit(self, job: SubmittedJob) -> None:
@@ -300,17 +299,18 @@ class PeakStore:
         return ReadPeaks(since_s, until_s, names, fields)
 
     def _fields(self, runs: Sequence[MeasuredRun]) -> dict[str, Any]:
+        every, places = heights_of(runs), [place for place, run in enumerate(runs) if run.is_known]
+        runs = runs[places[-self._most_runs] :] if len(places) > self._most_runs else runs
         known = [run for run in runs if run.is_known]
-        newest = known[-MAX_RUNS:]
-        cut_off_mib = max((run.capacity_mib for run in known if run.is_censored), default=0.0)
-        shown_mib = max((run.need_mib for run in known if not run.is_censored), default=0.0)
+        newest, of_newest = known[-MAX_RUNS:], heights_of(runs)
         return {
             "runs": len(known),
             "newest": tuple([math.log(run.need_mib) for run in newest]),
             "newest_s": tuple([run.submit_s for run in newest]),
             "highest_mib": max([run.peak_mib for run in known], default=math.nan),
-            "least_mib": max([run.need_mib for run in runs if run.need_mib > 0], default=math.nan),
-            "censored_mib": cut_off_mib if cut_off_mib > shown_mib else None,
+            "least_mib": of_newest.least_mib,
+            "censored_mib": of_newest.censored_mib,
+            "seen_mib": every.least_mib if every.censored_mib is None else math.inf,
             "since_s": known[0].end_s if known else None,
             "until_s": known[-1].end_s if known else None,
             "activities": tuple([run.activity for run in runs if run.activity is not None][-NEWEST_RUNS:]),

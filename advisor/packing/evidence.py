@@ -16,8 +16,8 @@ from advisor.artefacts import load
 from advisor.duration.features import SubmittedJob, is_packed, submissions, submitted_by, texts_of
 from advisor.memory.calibration import Calibration
 from advisor.memory.decide import shared_bounds_mib
-from advisor.memory.evidence import INFORMATIVE
 from advisor.memory.peak_store import PeakStore, remember_peaks
+from advisor.memory.runs import INFORMATIVE
 from advisor.packing.decide import (
     MOST_FAMILIES,
     NO_BOUND,

@@ -13,7 +13,7 @@ from typing import TypedDict, cast
 
 import pyarrow.compute as pc
 
-from advisor.memory.evidence import SPIKE_MARGIN
+from advisor.memory.runs import SPIKE_MARGIN
 from almanac.config import Config
 from almanac.units import DAY_S
 from reports.mail.families import DigestJob

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from advisor.memory.evidence import SPIKE_MARGIN
+from advisor.memory.runs import SPIKE_MARGIN
 from almanac.config import Config
 from slurm.states import ENDED_WELL
 from telemetry.characterize.study import PART_OF_A_JOB, RUNS_SQL

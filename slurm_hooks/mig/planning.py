@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from advisor.memory.evidence import SPIKE_MARGIN
+from advisor.memory.runs import SPIKE_MARGIN
 from advisor.mig.compute_need import Activity, activity_of, slow_down
 from advisor.mig.decide import WHOLE, LayoutChange, LayoutPlan, MigNode, SliceJob
 from advisor.mig.states import DEFAULT_SHAPES

@@ -106,15 +106,19 @@ def steady_span_ms(start_s: int, end_s: int) -> tuple[int, int]:
     return round((start_s + early_s) * 1000), round((end_s - LATE_SHARE * elapsed_s) * 1000)
 
 
-def preallocated_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, capacity_mib: str) -> str:
-    """Return SQL for whether use stayed within FLAT_SHARE of a peak that is a share which frameworks reserve.
+def flat_sql(steady_samples: str, steady_low_mib: str, peak_mib: str, capacity_mib: str) -> str:
+    """Return SQL for whether use stayed within FLAT_SHARE of its peak.
 
     steady_low_mib: least use in the steady span; peak_mib: highest use at any time. Null if the capacity is unknown, or
-    if a peak at such a share has too few samples to tell.
+    with too few samples to tell.
     """
     is_flat = f"{peak_mib} - {steady_low_mib} <= {FLAT_SHARE} * {capacity_mib}"
-    is_share = reserved_share_sql(peak_mib, capacity_mib)
-    return f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} THEN {is_flat} END AND ({is_share})"
+    return f"CASE WHEN {steady_samples} >= {MIN_SAMPLES} THEN {is_flat} END"
+
+
+def preallocated_sql(is_flat: str, peak_mib: str, capacity_mib: str) -> str:
+    """Return SQL for whether a flat peak is a share which frameworks reserve; null if such a peak may not be flat."""
+    return f"{is_flat} AND ({reserved_share_sql(peak_mib, capacity_mib)})"
 
 
 def reserved_share_sql(peak_mib: str, capacity_mib: str) -> str:

@@ -20,7 +20,7 @@ from telemetry.attribution.seen_units import Binding
 from telemetry.counters import GPU_METRICS, JOB_METRICS, PIPES
 from telemetry.metrics import energy_chain, roofline
 from telemetry.metrics.arrays import Rows, rows, run
-from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK, preallocated_sql, reasons_sql
+from telemetry.metrics.data_quality import IDLE, LOW_COVERAGE, NO_TELEMETRY, OK, flat_sql, preallocated_sql, reasons_sql
 from telemetry.metrics.frames import allocation_frame, attribute_jobs, job_frame, model_frame
 from telemetry.metrics.inventory import Survey, survey
 from telemetry.metrics.partials import (
@@ -77,7 +77,8 @@ def per_gpu(config: Config) -> str:
 WITH raw AS ({_raw()})
 SELECT * EXCLUDE ({", ".join(_USED_UP)}),
        {_coverage("samples")} AS coverage_frac, hbm_peak_mib / hbm_capacity_mib AS hbm_peak_frac,
-       {preallocated_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
+       {flat_sql("steady_samples", "steady_low_mib", "hbm_peak_mib", "hbm_capacity_mib")} AS is_flat,
+       {preallocated_sql("is_flat", "hbm_peak_mib", "hbm_capacity_mib")} AS is_preallocated,
        {each(f"CASE WHEN n_{{x}} >= {enough} THEN raw_{{x}} END AS mean_{{x}}", others)},
        {each(_reached(enough), PIPES)}, coalesce(clock_mhz_fp64, clock_mhz_tensor) IS NOT NULL AS has_peak_clock,
        CASE WHEN n_gpu_util_pct >= {enough} AND NOT {_ENGINE_STANDS_IN} THEN raw_gpu_util_pct END AS mean_gpu_util_pct,
@@ -181,6 +182,7 @@ SELECT p.job, count(*) AS gpus_seen, sum(samples) AS samples, max(hbm_peak_mib) 
        CASE WHEN count(hbm_peak_frac) = count(hbm_peak_mib) THEN max(hbm_peak_frac) END AS highest_share,
        CASE WHEN bool_or(is_preallocated) THEN true
             WHEN count(is_preallocated) = count(hbm_peak_mib) THEN bool_or(is_preallocated) END AS is_preallocated,
+       first(is_flat {top}) AS is_flat,
        first(p.gpu_model {top}) AS gpu_model, first(hbm_capacity_mib {top}) AS hbm_capacity_mib,
        first(mig_profile {top}) AS mig_profile, bool_or(mig <> '') AS has_mig,
        min(hbm_peak_ms) FILTER (hbm_peak_mib = top_mib) AS hbm_peak_ms, max(raw_growth) AS raw_growth,

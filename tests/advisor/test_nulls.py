@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from advisor.duration.features import submission_of
 from advisor.memory.calibration import Calibration
 from advisor.memory.decide import calibrate, decide_memory
-from advisor.memory.evidence import SHARED, runs_of
 from advisor.memory.peak_store import remember_peaks
 from advisor.memory.restart import RestartJob, next_type, why_never
+from advisor.memory.runs import SHARED, runs_of
 from advisor.mig.compute_need import activity_of, slow_down
 from advisor.mig.decide import PendingSlice, decide_raises
 from advisor.packing.evidence import packing_families

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from advisor.memory.backtest import replay_tiers
-from advisor.memory.evidence import runs_of
+from advisor.memory.runs import runs_of
 from almanac.config import Config, Tier
 from demo import GeneratedSource, SiteShape
 from telemetry.history import load_history

@@ -18,8 +18,9 @@ from advisor.explain import short_text
 from advisor.memory.backtest import replay_tiers, score_group
 from advisor.memory.calibration import Calibration, Calibrator, Margins, class_of, conformal_margin, pools_of
 from advisor.memory.decide import RETRAIN_S, BoundReplay, bound_of, decide_memory, decide_tier
-from advisor.memory.evidence import Evidence, MeasuredRun
+from advisor.memory.evidence import Evidence
 from advisor.memory.peak_store import Case
+from advisor.memory.runs import MeasuredRun
 from almanac.config import AdviceSection, Config, Tier
 from almanac.records import Advice, JobRequest, MemoryBound
 
@@ -49,7 +50,7 @@ def test_the_bound_by_hand() -> None:
 @pytest.mark.parametrize(
     ("change", "why_not", "said"),
     [
-        ({"runs": 4}, "too few runs", "no evidence, None: 4 of the 5 measured runs needed"),
+        ({"runs": 2}, "too few runs", "no evidence, None: 2 of the 3 measured runs needed"),
         ({"censored_mib": 40960.0}, "ran out",
          "no evidence, None: a run seems to have run out of GPU memory, so its need is unknown"),
         ({"censored_mib": 81920.0}, "ran out", "none large enough, None: "),
@@ -64,6 +65,20 @@ def test_what_supports_no_bound(change: dict[str, Any], why_not: str, said: str,
     request = JobRequest(user="a", job_name="x", gpu_count=1, constraints="hbm80g")
     tier = decide_memory(request, dataclasses.replace(evidence, **change), calibrated(evidence, 1.0), config).tier
     assert f"{tier.reason}, {tier.tier}: {tier.note}" == said
+
+
+@pytest.mark.parametrize(
+    ("change", "bound_mib"), [({"runs": 4}, None), ({"seen_mib": math.inf}, None), ({"seen_mib": 70000.0}, 70000.0)]
+)
+def test_older_needs_and_fewer_runs_than_a_bound_needs_leave_the_tier(
+    change: dict[str, Any], bound_mib: float | None, config: Config
+) -> None:
+    evidence = evidence_of([20000.0] * 6)
+    found = decide_memory(
+        JobRequest(user="a", job_name="x", gpu_count=1, constraints="hbm80g"),
+        dataclasses.replace(evidence, **change), calibrated(evidence, 1.0), config,
+    )  # fmt: skip
+    assert (found.bound.bound_mib, found.tier.tier, found.tier.holds_bound) == (bound_mib, "hbm40g", False)
 
 
 def test_no_bound_without_calibration_or_by_one_of_another_risk_or_of_runs_that_differ_wildly() -> None:

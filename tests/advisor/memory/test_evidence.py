@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from advisor.duration.features import submission_of, submitted_by
 from advisor.memory import peak_store
-from advisor.memory.evidence import PAUSE_S, SPIKE_MARGIN, Evidence, MeasuredRun, runs_of
+from advisor.memory.evidence import PAUSE_S, Evidence
 from advisor.memory.peak_store import Case, remember_peaks, replay_peaks, similar_names
+from advisor.memory.runs import SPIKE_MARGIN, MeasuredRun, runs_of
 from almanac.config import Config
 from almanac.records import JobRequest
 
@@ -192,7 +193,7 @@ def test_a_run_near_its_capacity_may_have_been_cut_off(
     rows += [{**SMALL, "hbm_peak_mib": 40960 * share, "state": state}]
     evidence = evidence_of(history_of(rows), config)
     assert evidence.censored_mib == (40960 if is_cut_off else None)
-    assert evidence.supports_bound(config.advice.min_runs) == (not is_cut_off)
+    assert evidence.supports_tier(config.advice.min_runs) == (not is_cut_off)
 
 
 def test_a_run_on_more_memory_shows_what_was_cut_off(history_of: History, config: Config) -> None:
@@ -233,10 +234,26 @@ def test_a_death_on_a_smaller_tier_than_before_pauses_the_family_and_no_other(
 
 
 def test_names_that_begin_alike_are_one_kin(history_of: History, config: Config) -> None:
-    rows = [{"name": "vasp-relax-1"}] * 4 + [{"name": "vasp-relax-1-v2"}] * 4
+    rows = [{"name": "vasp-relax-1"}] * 2 + [{"name": "vasp-relax-1-v2"}] * 2
     evidence = evidence_of(history_of(rows), config, name="vasp-relax-7")
-    assert (evidence.runs, evidence.scope) == (8, "similar")
+    assert (evidence.runs, evidence.scope) == (4, "similar")
     assert evidence_of(history_of([*rows, rows[0]]), config, name="vasp-relax-7").scope == "family"
+
+
+@pytest.mark.parametrize(
+    ("high", "seen_mib"),
+    [({"hbm_peak_mib": 60000.0}, 61200.0), ({**SMALL, "hbm_peak_mib": 40900.0}, math.inf)],
+)
+def test_a_tier_goes_by_the_newest_runs_and_a_bound_by_all(
+    history_of: History, config: Config, high: dict[str, Any], seen_mib: float
+) -> None:
+    """At a risk of 1% by 50 runs: after so many that fit, one that needs more is rarer than that."""
+    for later, is_recent in ((49, True), (50, False)):
+        evidence = evidence_of(history_of([high, *[{}] * later]), config)
+        assert evidence.runs == 50
+        assert evidence.seen_mib == pytest.approx(seen_mib)
+        assert (evidence.censored_mib is not None or evidence.least_mib == pytest.approx(61200)) == is_recent
+        assert evidence.supports_bound == (seen_mib < math.inf)
 
 
 def test_old_runs_are_forgotten_and_other_names_say_nothing(history_of: History, config: Config) -> None:

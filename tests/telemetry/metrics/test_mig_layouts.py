@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from made_site import HOUR_S, T0_S, Rows, Site, job, prolog
 
-from advisor.memory.evidence import runs_of
+from advisor.memory.runs import runs_of
 from almanac.config import AdviceSection
 from telemetry.history import load_history
 from telemetry.metrics.inventory import Survey, survey
