@@ -39,8 +39,8 @@ _BASE = (
     "node_count", "cpu_count", "gpu_count", "gpu_type", "gpu_type_req", "constraints", "tier", "time_limit_s",
     "is_array", "state", "elapsed_s", "hbm_peak_mib", "hbm_max_mib", "hbm_capacity_mib", "is_flat",
     "hbm_evidence", "mean_gpu_util_pct", "mean_gr_engine_active_frac", "mean_sm_active_frac", "mean_dram_active_frac",
-    "gpu_model", "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac", "mig_profile",
-    "verdict", "is_packed",
+    "gpu_model", "has_profiling_fault", "coverage_frac", "coverage_sm_active_frac", "coverage_dram_active_frac",
+    "mig_profile", "verdict", "is_packed",
 )  # fmt: skip
 _JOBS = (
     "job_id", "submit_s", "start_s", "end_s", "user", "account", "partition", "partition_req", "qos", "name",

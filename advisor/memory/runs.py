@@ -223,6 +223,8 @@ class _Use:
         """Return what the peak of a measured run is (reservations.py), if it can be a share that the user set."""
         if record.evidence not in INFORMATIVE or record.evidence == "sacct" or not math.isfinite(capacity_mib):
             return OWN
+        if is_reserved_share(record.peak_mib / capacity_mib, capacity_mib):
+            return OWN  # a flat one is marked already
         if is_failed:
             return RESERVED if self.held.holds(record.peak_mib, capacity_mib) else OWN
         is_flat = None if record.is_flat is None or record.is_flat != record.is_flat else bool(record.is_flat)

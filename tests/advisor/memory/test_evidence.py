@@ -21,8 +21,7 @@ from advisor.memory.runs import SPIKE_MARGIN, MeasuredRun, runs_of
 from almanac.config import Config
 from almanac.records import JobRequest
 
-NOW_S = 1_750_000_000
-DAY_S = 86_400
+NOW_S, DAY_S = 1_750_000_000, 86_400
 History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 SMALL = {"hbm_capacity_mib": 40960.0, "tier": "hbm40g"}
 
@@ -238,22 +237,6 @@ def test_names_that_begin_alike_are_one_kin(history_of: History, config: Config)
     evidence = evidence_of(history_of(rows), config, name="vasp-relax-7")
     assert (evidence.runs, evidence.scope) == (4, "similar")
     assert evidence_of(history_of([*rows, rows[0]]), config, name="vasp-relax-7").scope == "family"
-
-
-@pytest.mark.parametrize(
-    ("high", "seen_mib"),
-    [({"hbm_peak_mib": 60000.0}, 61200.0), ({**SMALL, "hbm_peak_mib": 40900.0}, math.inf)],
-)
-def test_a_tier_goes_by_the_newest_runs_and_a_bound_by_all(
-    history_of: History, config: Config, high: dict[str, Any], seen_mib: float
-) -> None:
-    """At a risk of 1% by 50 runs: after so many that fit, one that needs more is rarer than that."""
-    for later, is_recent in ((49, True), (50, False)):
-        evidence = evidence_of(history_of([high, *[{}] * later]), config)
-        assert evidence.runs == 50
-        assert evidence.seen_mib == pytest.approx(seen_mib)
-        assert (evidence.censored_mib is not None or evidence.least_mib == pytest.approx(61200)) == is_recent
-        assert evidence.supports_bound == (seen_mib < math.inf)
 
 
 def test_old_runs_are_forgotten_and_other_names_say_nothing(history_of: History, config: Config) -> None:

@@ -18,7 +18,7 @@ History = Callable[[list[dict[str, Any]]], pd.DataFrame]
 
 
 def read(*runs: tuple[float, float], is_flat: bool | None = True, is_completed: bool = True) -> list[str]:
-    """What each peak is. runs: share of the capacity, and the capacity in MiB."""
+    """Return what each peak is. runs: share of the capacity, and the capacity in MiB."""
     held = HeldShares()
     return [held.observe(share * size, size, is_flat, is_completed) for share, size in runs]
 
