@@ -196,11 +196,8 @@ def test_a_run_near_its_capacity_may_have_been_cut_off(
 
 
 def test_a_run_on_more_memory_shows_what_was_cut_off(history_of: History, config: Config) -> None:
-    rows: list[dict[str, Any]] = [
-        {**SMALL, "hbm_peak_mib": 40900.0, "state": "FAILED"},
-        {"hbm_peak_mib": 55000.0, "is_flat": False},
-    ]
-    evidence = evidence_of(history_of(rows), config)
+    died = {**SMALL, "hbm_peak_mib": 40900.0, "state": "FAILED"}
+    evidence = evidence_of(history_of([died, {"hbm_peak_mib": 55000.0, "is_flat": False}]), config)
     assert evidence.censored_mib is None
     assert evidence.least_mib == pytest.approx(55000 * (1 + SPIKE_MARGIN))
 
