@@ -210,9 +210,8 @@ def test_power(name: str, place: int, target: int) -> None:
 
 @given(st.sampled_from(["active", "recent", "levels"]), st.booleans())
 def test_a_target_without_demand_or_forecast_powers_nothing_down(name: str, is_stale: bool) -> None:
-    levels = {(18, quantile): 2.0 for quantile in (0.5, 0.9, 0.99)}
-    view = DemandView(0, 20, 20, active=1.0, recent=1.0, levels=levels, expected={18: 1.0})
-    controllers = (ForecastController(ForecastSettings(0.05)), KeepWarm(1))
+    view = DemandView(0, 20, 20, active=1.0, recent=1.0, levels={24: 2.0}, expected={18: 1.0})
+    controllers = (ForecastController(ForecastSettings(24)), KeepWarm(1))
     assert all(controller.target(view) is not None for controller in controllers)
     view = view._replace(**{name: None}, is_stale=is_stale)
     assert controllers[0].target(view) is None
