@@ -30,7 +30,7 @@ def explain(advice: Advice, why: bool = False) -> str:
         _memory_line(advice),
         f"  gain: {gain}" if (gain := advised_gain(advice)) else "",
         _change_line(advice),
-        _pilot_line(advice.tier),
+        pilot_line(advice.tier),
         _no_slice_line(advice.tier),
         _not_counted_line(advice),
         _duration_line(advice),
@@ -122,7 +122,8 @@ def _no_slice_line(tier: TierAdvice) -> str:
     return f"  no smaller MIG slice: {printable(tier.no_slice)}" if tier.no_slice else ""
 
 
-def _pilot_line(tier: TierAdvice) -> str:
+def pilot_line(tier: TierAdvice) -> str:
+    """The line on the number of jobs that the tier is advised for; "" for any number."""
     if tier.is_held:
         return "  wait: none of your open jobs like this has shown its memory yet. Keep the tier that you ask for."
     if tier.pilot is None or not tier.is_change or tier.reason == reasons.LARGER:

@@ -37,6 +37,7 @@ class AdviceRow:
     each tier; the name is another one, so that neither takes one for the other. text: the sentence for the user;
     with a tier, "TIER is enough: " goes before it. Both "" if there is none. why_not: why there is no text; "" if there
     is one, or if it is not known. checkpoint: a sentence on failures and checkpoints; "" for jobs that seldom fail.
+    pilot: jobs that may still take a smaller tier, counted from the time of the file; None: any number.
     """
 
     kind: RowKind
@@ -50,6 +51,7 @@ class AdviceRow:
     text: str = ""
     why_not: str = ""
     checkpoint: str = ""
+    pilot: int | None = None
 
     def gain(self, asked: Tier | None, tier: Tier | None, gpus: int) -> str:
         """The user's gain from a change of tier; "" if it is not known."""

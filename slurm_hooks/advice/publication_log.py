@@ -68,7 +68,7 @@ def _place(row: AdviceRow) -> tuple[str, str, int]:
 
 def _told(row: AdviceRow | None) -> AdviceRow | None:
     """Return the part of a row that the table keeps."""
-    return dataclasses.replace(row, gains="", text="") if row else None
+    return dataclasses.replace(row, gains="", text="", pilot=None) if row else None
 
 
 def published_for(store: ClusterStore, user: str, key: str, gpus: int, submit_s: int) -> AdviceMatch | None:

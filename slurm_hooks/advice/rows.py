@@ -179,6 +179,7 @@ def row_of(kind: RowKind, advice: Advice, config: Config) -> AdviceRow | None:
         published_gains(advice.gains if tier == advice.tier.tier else ()),
         text,
         "" if text else why_no_advice(advice),
+        pilot=advice.tier.pilot if tier else None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from advisor.explain import NO_GPU_LINE, family_text, on_gpus, request_table, tier_table, with_tier, wrapped
+from advisor.explain import NO_GPU_LINE, family_text, on_gpus, pilot_line, request_table, tier_table, with_tier, wrapped
 from advisor.memory.tier import NO_EVIDENCE, NO_GPU, NO_TIERS, ONE_GPU, decide_tier
 from almanac.published.files import in_force
 from almanac.records import SITE_FACTOR_KEY, JobRequest, MemoryBound, TierAdvice
@@ -66,7 +66,7 @@ def tier_for(request: JobRequest, row: AdviceRow, file: AdviceFile) -> TierAdvic
     # checked the compute of this one only.
     bound = MemoryBound(holding.capacity_mib, holding.capacity_mib, 0.0, 0.0, 0, "family", "")
     decided = decide_tier(request, bound, file.tiers, 0, slow_downs={holding.name: 1.0})
-    return dataclasses.replace(decided, slow_down=None, no_slice="")
+    return dataclasses.replace(decided, slow_down=None, no_slice="", pilot=row.pilot if decided.tier else None)
 
 
 def explain(shown: Shown) -> str:
@@ -79,6 +79,7 @@ def explain(shown: Shown) -> str:
     lines = [
         _memory_line(shown, row),
         f"  gain: {gain}" if (gain := _gain(shown, row, file)) else "",
+        pilot_line(shown.tier),
         f"  predicted time: {_time(row, shown.request.gpu_count)}",
         f"  failures: {row.checkpoint}" if row.checkpoint else "",
         f"  published: {format_moment(file.written_s)}",

@@ -20,8 +20,10 @@ from slurm.sbatch import SbatchRequest, parse_submission
 from slurm_hooks.advice.file import ADVICE, AdviceFile
 from slurm_hooks.submit import choices, offer
 from slurm_hooks.submit.choices import Choice
+from slurm_hooks.submit.pilot import MAX_JOBS, PilotCount
 from slurm_hooks.submit.proposal import (
     COLUMNS,
+    HEAD,
     PLACING,
     Answer,
     PromptAction,
@@ -34,6 +36,9 @@ from slurm_hooks.submit.proposal import (
     new_choice,
     propose,
     question,
+    unchanged,
+    wait_said,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +129,12 @@ def consult(
             listing = _nodes(path, environ, now_s, max_age_s)
             return offer.is_offered(listing, wanted, offer.needs_of(submission.options, found.gpus))
 
-        is_changed, was_told = _settle(mode, shown, is_offered, path, now_s, terminal)
+        count = PilotCount(path, shown.key, shown.gpus, advice.written_s, now_s)
+        is_changed, was_told = _settle(mode, shown, is_offered, path, now_s, terminal, count)
+        if is_changed and shown.pilot is not None and not count.add(_jobs(submission)):
+            is_changed = False
+            if terminal and was_told:
+                terminal.write(wrapped(f"No change: {UNCOUNTED}.", HEAD, terminal.columns))
         if is_changed or was_told:
             return (shown.change if is_changed else None), was_told
     # Beside another tier or type, silent or not, packing would be a second advice on the same GPU.
@@ -138,6 +148,18 @@ def consult(
         note = PackingRow(row.key, request.gpu_count, 0, row.checkpoint)
         is_noted = _note_once(note, CHECKPOINTS, path, now_s, terminal)
     return None, is_noted
+
+
+UNCOUNTED = "almanac could not count the jobs that try it"
+
+
+def _jobs(submission: PromptSubmission) -> int:
+    """Jobs of a submission: of an array its tasks."""
+    if not submission.request.is_array:
+        return 1
+    from slurm.queued_job import task_count  # late: for arrays only
+
+    return task_count(submission.options.get("array", ""), MAX_JOBS)
 
 
 def _note_packing(
@@ -211,11 +233,23 @@ def _settle(
     path: str | None,
     now_s: int,
     terminal: Terminal | None,
+    count: PilotCount,
 ) -> tuple[bool, bool]:
     """Show the message and ask where needed. Returns whether to change the submission, and whether it said anything."""
     known = choices.read(path)
     earlier = choices.find(known, proposal.choice_key, proposal.gpus)
     what = action(mode, proposal, earlier, now_s)
+    limit = proposal.pilot
+    if what is not PromptAction.NOTHING and limit is not None:
+        taken = count.taken()
+        if taken is None:
+            proposal = unchanged(proposal, UNCOUNTED)
+            what = action(mode, proposal, earlier, now_s)
+        elif taken >= limit:
+            if what is not PromptAction.CHANGE_AND_SAY or terminal is None:
+                return False, False
+            terminal.write(wait_said(proposal, taken, terminal.columns))
+            return False, True
     if what is not PromptAction.NOTHING and proposal.change.value:
         proposal = checked(proposal, is_offered())
         what = action(mode, proposal, earlier, now_s)

@@ -60,6 +60,12 @@ class Proposal:
         """The key of answers. No name key has a "?", so that answers on types never stand for answers on memory."""
         return f"?{self.key}"[:64] if self.said else self.key
 
+    @property
+    def pilot(self) -> int | None:
+        """Jobs that may take the tier; None: any number, as of a larger tier."""
+        is_larger = self.asked is not None and self.asked.size < self.tier.size
+        return None if is_larger else self.row.pilot
+
 
 def propose(request: JobRequest, advice: AdviceFile, is_placed: bool = False) -> Proposal | None:
     """The other tier, or None: no row has a tier, the request names a tier of that size already, it leaves a choice
@@ -114,7 +120,11 @@ def checked(proposal: Proposal, is_offered: bool | None) -> Proposal:
     if not proposal.change.value or is_offered:
         return proposal
     nodes = "could not check for nodes" if is_offered is None else "found no nodes for this job"
-    why_not = f"almanac {nodes} with {typed(proposal.change)}"
+    return unchanged(proposal, f"almanac {nodes} with {typed(proposal.change)}")
+
+
+def unchanged(proposal: Proposal, why_not: str) -> Proposal:
+    """The proposal without its change."""
     return replace(proposal, change=Rewrite(why_not=why_not), not_offered=why_not)
 
 
@@ -153,6 +163,14 @@ def question(proposal: Proposal, columns: int = COLUMNS) -> str:
 
 def always_said(proposal: Proposal, columns: int = COLUMNS) -> str:
     return wrapped(f'using {typed(proposal.change)}: you answered "always" for {proposal.key}.', HEAD, columns)
+
+
+def wait_said(proposal: Proposal, taken: int, columns: int = COLUMNS) -> str:
+    """The line in place of a change that enough jobs try already."""
+    said = (
+        f"wait: {taken} jobs of {proposal.key} already try {proposal.tier.name}. This job keeps the tier that it asks "
+    )
+    return wrapped(f"{said}for, until one of them has shown its memory.", HEAD, columns)
 
 
 def typed(change: Rewrite) -> str:

@@ -35,7 +35,7 @@ def test_the_recorded_look_ups() -> None:
         if found is not None:
             file = {name: getattr(found.file, name) for name in ("version", "mode", "tell", "prompt")}
             row = {**dataclasses.asdict(found.row), "site_factor": found.site_factor}
-            del row["why_not"], row["gains"], row["checkpoint"]  # hooks do not read them
+            del row["why_not"], row["gains"], row["checkpoint"], row["pilot"]  # hooks do not read them
             shown = {"from": "user" if found.file is user else "site", **file, **row}
         assert shown == case["found"], case
 
