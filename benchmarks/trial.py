@@ -27,7 +27,7 @@ from advisor.packing.backtest import trial_packing
 from advisor.trial import SWITCH_ON, Gain, TrialResult, judge
 from advisor.types.backtest import trial_types
 from advisor.types.runs import COLUMNS
-from almanac.config import Config, Tier, Training
+from almanac.config import Config, Power, Tier, Training
 from almanac.units import DAY_S, HOUR_S
 from reports.replay_plots import render_trial_plot
 from simulator.cluster import uniform
@@ -74,9 +74,10 @@ SECOND = SiteKind(24, 7, 40_000, 0.35, 1.8, (6, 22), 0.4, 4, 15, 1.0, 0.4)
 def config_of() -> Config:
     """Return a configuration without LightGBM, whose trainings would take minutes.
 
-    Predictions are then those of the last runs.
+    Predictions are then those of the last runs. Half of the nodes may boot each day: the made sites wake them daily.
     """
-    return dataclasses.replace(Config(tiers=TIERS), training=Training(min_jobs=10**6))
+    training, power = Training(min_jobs=10**6), Power(boots_per_node=0.5)
+    return dataclasses.replace(Config(tiers=TIERS), training=training, power=power)
 
 
 def made_record(seed: int, kind: str) -> pd.DataFrame:

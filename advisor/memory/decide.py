@@ -29,7 +29,7 @@ from almanac.records import JobRequest, MemoryBound, MemoryEvidence, TierAdvice,
 
 MAX_FACTOR = 4.0
 """A bound further above the highest need than this is not stated; where a tier must hold more, none is advised."""
-TOO_FEW, NOT_CALIBRATED, TOO_WIDE, SURPASSED = "too few runs", "not calibrated", "too wide", "surpassed"
+TOO_FEW, NOT_CALIBRATED, TOO_WIDE = "too few runs", "not calibrated", "too wide"
 MOST_SHARING = 4
 """Jobs on one GPU that bounds are stated for."""
 RETRAIN_S = 86_400
@@ -59,9 +59,6 @@ def bound_of(evidence: Evidence, calibration: Calibration | None, config: Advice
     if margins.tier * scale > math.log(MAX_FACTOR):
         return BoundOutcome(None, TOO_WIDE)
     above = math.inf if margins.bound is None or not evidence.supports_bound else margins.bound * scale
-    stated = above if above <= math.log(MAX_FACTOR) else margins.tier * scale
-    if max(evidence.live_mib, default=0.0) > math.exp(centre + stated):
-        return BoundOutcome(None, SURPASSED)
     return BoundOutcome(
         MemoryBound(
             bound_mib=max(math.exp(centre + above), evidence.seen_mib) if above <= math.log(MAX_FACTOR) else None,
@@ -173,12 +170,12 @@ def decide_memory(
 def _pilot(tier: TierAdvice, evidence: Evidence, config: Config) -> int | None:
     """Jobs that may still follow the advice before one of those open has shown its memory; None: any number.
 
-    Each job that has shown its memory admits another one. So at most PILOT_JOBS can be lost to a new need.
+    Each job that ends admits another one. So at most PILOT_JOBS can be lost to a new need.
     """
-    usable_mib, largest_mib = _usable_mib(tier, config), max(each.capacity_mib for each in config.tiers)
+    usable_mib, largest_mib = _usable_mib(tier, config), max((each.capacity_mib for each in config.tiers), default=0)
     if usable_mib >= min(ROOMY * evidence.least_mib, largest_mib - config.advice.headroom_mib):
         return None
-    return PILOT_JOBS - evidence.open_jobs + len(evidence.live_mib)
+    return PILOT_JOBS - evidence.open_jobs
 
 
 def _changes_above_mib(tier: TierAdvice, bound: MemoryBound | None, config: Config) -> float | None:
@@ -219,7 +216,6 @@ def _why_none(why_not: str, evidence: Evidence, calibration: Calibration | None,
         return _why_not_calibrated(runs, evidence, calibration, config)
     return {
         TOO_FEW: f"{number} of the {config.advice.min_runs} measured runs needed",
-        SURPASSED: "a job like this that runs now needs more memory than all of your runs before",
         TOO_WIDE: f"the memory of your last {runs} differs too much",
         RAN_OUT: "a run seems to have run out of GPU memory, so its need is unknown",
         PAUSED: "one on a smaller tier than before seems to have run out of GPU memory",

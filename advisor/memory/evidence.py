@@ -58,8 +58,8 @@ class Evidence:
     censored_mib: the largest capacity at which a run was cut off; None without such a run, or if a run on more memory
     needed more. seen_mib: the highest known need, older runs included; infinite if one was cut off above it, 0 without
     any. since_s, until_s: range of the ends. oom: of the family, for every scope. excluded: number of excluded runs by
-    reason. open_jobs: submissions of these names that had not ended; an array counts once. live_mib: needs that those
-    which run have shown so far. is_of_script: the runs are of the job's script, under names as generic as the job's.
+    reason. open_jobs: submissions of these names that had not ended; an array counts once.
+    is_of_script: the runs are of the job's script, under names as generic as the job's.
     activities: of the newest runs whose use of the GPU is known, oldest first.
     """
 
@@ -77,7 +77,6 @@ class Evidence:
     oom: Oom | None = None
     excluded: Mapping[str, int] = field(default_factory=dict)
     open_jobs: int = 0
-    live_mib: tuple[float, ...] = ()
     is_of_script: bool = False
     activities: tuple[Activity, ...] = ()
 

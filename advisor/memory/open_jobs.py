@@ -1,13 +1,11 @@
-"""Count the submissions of a name that have not ended, and keep what the running ones have shown."""
+"""Count the submissions of a name that have not ended."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from advisor.duration.features import SubmittedJob
-from advisor.memory.runs import MeasuredRun
 
 
 @dataclass
@@ -39,28 +37,10 @@ class _Open:
 
 
 class OpenBy(defaultdict[str, _Open]):
-    """By key the submissions that have not ended; a key without any is forgotten.
-
-    shown: by key, the needs that running jobs have shown so far, MiB.
-    """
+    """By key the submissions that have not ended; a key without any is forgotten."""
 
     def __init__(self) -> None:
         super().__init__(_Open)
-        self.shown: defaultdict[str, dict[int, float]] = defaultdict(dict)
-
-    def show(self, key: str, job: SubmittedJob, run: MeasuredRun) -> None:
-        """Keep what a job that still runs has needed so far; of an array, its tasks' highest."""
-        shown, number = self.shown[key], job.submit_s if job.is_array else -id(run)
-        shown[number] = max(run.need_mib, shown.get(number, 0.0))
-
-    def hide(self, key: str, job: SubmittedJob, run: MeasuredRun) -> None:
-        """Forget it: the job has ended."""
-        if key in self.shown:
-            self.shown[key].pop(job.submit_s if job.is_array else -id(run), None)
-
-    def needs_of(self, keys: Collection[str]) -> tuple[float, ...]:
-        """Return what the running jobs of these keys have shown so far, MiB."""
-        return tuple([need for key in keys if key in self.shown for need in self.shown[key].values()])
 
     def end(self, key: str, job: SubmittedJob) -> None:
         still_open = self.get(key)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
@@ -27,7 +26,6 @@ from advisor.memory.runs import (
     heights_of,
     runs_of,
 )
-from advisor.memory.tier import SHOWN_AFTER_S
 from advisor.mig.compute_need import NEWEST_RUNS
 from almanac.config import AdviceSection, Tier
 from almanac.names import is_family
@@ -36,8 +34,6 @@ SIMILARITY = 0.8
 MIN_PREFIX = 4
 MAX_FAMILY_RUNS = 256
 MAX_USER_RUNS = 1024
-LIVE_LAG_S = 240
-"""The watch looks every 2 minutes, and its files are copied every 2 minutes."""
 MAX_FAMILIES = 256
 """Families remembered per user and GPU count; a new one takes the place of the one whose last end is oldest.
 
@@ -177,15 +173,9 @@ class PeakStore:
         if job.script_key:
             user.open_scripts[job.script_key].add(job)
 
-    def show(self, job: SubmittedJob, run: MeasuredRun) -> None:
-        """Add what a running job has shown so far. A run of unknown need shows nothing."""
-        if run.is_known:
-            self._users[job.user, job.gpu_count].open.show(job.name_key, job, run)
-
     def absorb(self, job: SubmittedJob, run: MeasuredRun) -> None:
         """Add the run of a job that was submitted."""
         user = self._users[job.user, job.gpu_count]
-        user.open.hide(job.name_key, job, run)
         user.open.end(job.name_key, job)
         user.open_scripts.end(job.script_key, job)
         family = user.family(job.name_key)
@@ -253,8 +243,7 @@ class PeakStore:
                 known.clear()
             read = known[job.name_key] = self._read(user, job.name_key, since_s)
         open_jobs = sum([user.open.number(name, job) for name in read.names])
-        live_mib = user.open.needs_of(read.names)
-        return Evidence(now_s=now_s, open_jobs=open_jobs, live_mib=live_mib, **read.fields)
+        return Evidence(now_s=now_s, open_jobs=open_jobs, **read.fields)
 
     def _of_script(self, user: UserPeaks, job: SubmittedJob, now_s: int) -> Evidence | None:
         """Return the evidence of this script's runs under names that were submitted once; None if they are too few.
@@ -353,20 +342,11 @@ class Case:
 
 
 def replay_peaks(history: pd.DataFrame, config: AdviceSection, tiers: Sequence[Tier] = ()) -> Iterator[Case]:
-    """Every submission in order of time, each with the evidence of runs that had ended before it.
-
-    Runs that had lasted SHOWN_AFTER_S and LIVE_LAG_S by then have shown their need.
-    """
+    """Every submission in order of time, each with the evidence of runs that had ended before it."""
     jobs, runs = submissions(history), runs_of(history, config, tiers)
     store = PeakStore(config)
-    shown_s = history["start_s"].to_numpy(dtype="float64", na_value=math.nan) + SHOWN_AFTER_S + LIVE_LAG_S
-    shows = [row for row in np.argsort(-shown_s, kind="stable").tolist() if not math.isnan(shown_s[row])]
     for row, is_end in sweep(history):
         run = runs[row]
-        while not is_end and shows and shown_s[shows[-1]] <= jobs[row].submit_s:
-            if (shown := runs[shows[-1]]) is not None and shown.end_s > jobs[row].submit_s:
-                store.show(jobs[shows[-1]], shown)
-            shows.pop()
         if not is_end:
             yield Case(row, jobs[row], store.evidence(jobs[row], jobs[row].submit_s), run)
             store.submit(jobs[row])

@@ -31,8 +31,6 @@ PILOT_JOBS: Final = 10
 """Most jobs of a family that follow an advice before one of them has shown its memory: as many as it can cost."""
 ROOMY: Final = 4.0
 """A tier that holds this many times the highest need is advised to any number of jobs."""
-SHOWN_AFTER_S: Final = 600
-"""Run time after which a job's peak so far counts as shown."""
 ONE_GPU: Final = "MIG slices are for jobs of one GPU on one node"
 
 

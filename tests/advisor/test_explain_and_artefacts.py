@@ -151,7 +151,7 @@ def test_without_evidence_nothing_is_advised(history_of: History, config: Config
     silent = advise(JobRequest(user="eve", job_name="x", gpu_count=4), history_of([{}]), None, config, NOW_S)
     assert not silent.has_evidence
     said = one_line(explain(silent))
-    assert said.startswith('almanac: no advice yet for "x" on 4 GPUs: 0 of the 5 measured runs needed.')
+    assert said.startswith('almanac: no advice yet for "x" on 4 GPUs: 0 of the 3 measured runs needed.')
     assert silent.tier.tier is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.cluster
 NAMES = ("n1", "n2", "n3", "n4")
 DAY_S, DAYS = 86_400, 21
 BUSY_S = 8 * 3600
+BUDGET = {"boots_per_node": 3.0, "short_min_per_day": 60.0}
+"""For nodes that all rest by night: they are woken when the first jobs of the day wait."""
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def trained_source(power: PowerSite, name: str, rises_in_s: int) -> StoredDemand
     store.of(cluster).set_watermark("sacct", now_s)
     append_counts(store.of(cluster), "gpu", now_s - 600, LiveDemand(4, 0, 0, 0))  # the timer's run before
     config = load_config(power.folder / "almanac.toml")
+    config = replace(config, power=replace(config.power, **BUDGET))
     train_node_set(AlmanacSite.of(store.of(cluster), config, now_s), config.node_sets[0], NAMES)
     return StoredDemand(store.of(cluster), config)
 
@@ -58,8 +62,8 @@ def test_nodes_follow_the_forecast_of_a_trained_model(power: PowerSite) -> None:
     power.wait_asleep(*first["power_down"])
     assert power("plan", "--apply")["node_sets"][0]["wake"] == []
 
-    # An hour before all nodes are needed, while none is.
-    power.source = trained_source(power, "before", rises_in_s=3600)  # type: ignore[assignment]
-    done = power("plan", "--apply")["node_sets"][0]
-    assert sorted(done["wake"]) == sorted(first["power_down"]), done["reason"]
-    power.wait_up(*NAMES)
+    # A job that waits needs all nodes, whatever the forecast says.
+    job = power.site.sbatch("alice", "-N4", "--gpus-per-node=4", script="#!/bin/sh\nsleep 30\n")
+    power("plan", "--apply")
+    power.site.wait_for(job, "RUNNING")
+    assert power("plan", "--apply")["node_sets"][0]["power_down"] == []
