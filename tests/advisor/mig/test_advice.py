@@ -109,10 +109,11 @@ def test_runs_on_a_slice_count_as_its_share(history_of: History, trained: Traine
 
 def test_a_measured_capacity_below_the_published_one_counts(history_of: History, trained: Trained) -> None:
     on_slice = {**SMALL, "gpu_type": "1g.10gb", "tier": "1g.10gb", "hbm_capacity_mib": 9728.0}
-    roomy = history_of([{**on_slice, "hbm_peak_mib": 7400.0}] * 6)
+    peaks = [{**on_slice, "hbm_peak_mib": 7400.0 - 20 * number} for number in range(6)]
+    roomy = history_of(peaks)
     asks = asked(gpu_type="1g.10gb", gres="gpu:1g.10gb:1")
     assert told(roomy, trained, asks).tier.tier == "1g.10gb"
-    tight = history_of([{**on_slice, "hbm_peak_mib": 7400.0, "hbm_capacity_mib": 8704.0}] * 6)
+    tight = history_of([{**each, "hbm_capacity_mib": 8704.0} for each in peaks])
     assert told(tight, trained, asks).tier.tier == "2g.20gb"
 
 
