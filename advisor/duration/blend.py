@@ -1,4 +1,4 @@
-"""Blend estimates of a duration, put an interval around them, and scale them for the queue.
+"""Blend estimates of a duration, and put an interval around them.
 
 People are told the median of the last runs of the same job, unless LightGBM's middle is clearly better. The queue is
 ranked by LightGBM's mean, its percentile, and the user's habit. "helios" in place of both is the paper's own blend,
@@ -10,16 +10,13 @@ burst), so that no burst of hundreds is the whole evidence. And users change wha
 each HALF_LIFE_S that it ended before the newest one, down to LEAST_WEIGHT of it (Barber, Candes, Ramdas and Tibshirani
 2023, Conformal prediction beyond exchangeability).
 
-Jobs are ranked by GPUs x run time^exponent. An exponent of 1 is the predicted GPU-time (Hu et al., SC'21, 4.2.2), 0 the
-GPU count alone. A wrong prediction can put a large job at the head of the queue, in front of small ones, so
-uncertain predictions count less. The exponent with the best rank correlation is not the one with the shortest queue:
-training asks a queue simulation of the site's newest jobs (simulator.policies.priority).
+advisor/duration/rank.py turns the ranking value into the order of the queue.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -248,64 +245,3 @@ def _upper(residuals: Floats, weights: Floats, coverage: float) -> float:
     reached = np.cumsum(weights[order]) / (weights.sum() + weights.max())
     place = int(np.searchsorted(reached, (1 + coverage) / 2 - 1e-12))
     return float(residuals[order[min(place, len(order) - 1)]])
-
-
-DEFAULT_EXPONENT, DEFAULT_MIDDLE_S = 0.5, 3600.0
-"""Used until something is learned."""
-
-
-class QueuedJobs(NamedTuple):
-    """Jobs that ended, with the run times that were predicted before they ran. Arrays of equal length; seconds."""
-
-    submit_s: Floats
-    gpu_count: Floats
-    run_s: Floats
-    predicted_s: Floats
-
-
-ChooseExponent = Callable[[QueuedJobs], float]
-
-
-def default_exponent(jobs: QueuedJobs) -> float:
-    return DEFAULT_EXPONENT
-
-
-@dataclass(frozen=True)
-class RankScale:
-    """The map from predicted run times to the GPU-times that rank jobs.
-
-    exponent: weight of the run time: GPUs x run time^exponent. middle_gpus, middle_s: a middle job, whose GPU-time
-    stays as it is; seconds. stretch: exponent of the whole, so that ranked GPU-times spread as widely as predicted
-    ones, and the age of jobs counts as much.
-    """
-
-    exponent: float = DEFAULT_EXPONENT
-    middle_s: float = DEFAULT_MIDDLE_S
-    stretch: float = 1.0
-    middle_gpus: float = 1.0
-
-    def ranked(self, gpu_count: Floats | float, run_s: Floats | float) -> Floats:
-        """The GPU-times by which jobs are ranked, GPU-seconds. gpu_count: above 0."""
-        middle = self.middle_gpus * self.middle_s
-        gpu_time_s = np.asarray(gpu_count) * self.middle_s * (np.asarray(run_s) / self.middle_s) ** self.exponent
-        scaled: Floats = middle * (gpu_time_s / middle) ** self.stretch
-        return scaled
-
-
-PREDICTED_AS_IT_IS = RankScale(1.0)
-
-
-def choose_scale(newest: DurationReplay, predicted_s: Floats, choose: ChooseExponent) -> RankScale:
-    """Choose the scale on jobs that the model had not seen when it predicted them."""
-    gpu_count = newest.features.number("gpu_count")
-    predicted_s = clip_to_limit(predicted_s, newest.features)
-    is_in = (gpu_count > 0) & np.isfinite(predicted_s) & np.isfinite(newest.duration_s)
-    if not is_in.any():
-        return RankScale()
-    columns = (newest.submit_s, gpu_count, newest.duration_s, predicted_s)
-    jobs = QueuedJobs(*(np.asarray(each, dtype="float64")[is_in] for each in columns))
-    exponent = choose(jobs)
-    log_gpus, log_s = np.log(jobs.gpu_count), np.log(jobs.predicted_s)
-    spread, held = float(np.std(log_gpus + log_s)), float(np.std(log_gpus + exponent * log_s))
-    stretch = min(max(spread / held, 1.0), 1.0 / exponent) if held > 0 else 1.0
-    return RankScale(exponent, float(np.exp(np.mean(log_s))), stretch, float(np.exp(np.mean(log_gpus))))

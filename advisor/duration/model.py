@@ -31,17 +31,13 @@ from advisor.backtest import Floats, ranks
 from advisor.duration.blend import (
     COVERAGE,
     BlendWeights,
-    ChooseExponent,
     Margin,
     Parts,
-    RankScale,
     around,
     at_limit,
-    choose_scale,
     choose_weights,
     clip_to_limit,
     conformal_margins,
-    default_exponent,
     point,
     ranking,
     unproven,
@@ -142,9 +138,7 @@ QUANTILES = 101
 
 @dataclass(frozen=True)
 class PredictedDurations:
-    """Seconds, one per job: the prediction for people and its interval, that of the queue (to which RankScale is still
-    to be applied), and LightGBM's.
-    """
+    """Seconds, one per job: the prediction for people and its interval, that of the queue, and LightGBM's."""
 
     duration_s: Floats
     low_s: Floats
@@ -184,7 +178,6 @@ class DurationModel:
     log_quantiles: tuple[float, ...]
     weights: BlendWeights
     rank_weights: BlendWeights
-    rank_scale: RankScale
     coverage: float
     margins: tuple[Margin, ...]
     trained_s: int
@@ -280,7 +273,6 @@ def fit(
     config: Training,
     now_s: float,
     previous: DurationModel | None = None,
-    choose_exponent: ChooseExponent = default_exponent,
 ) -> Fitted | None:
     """A model of these jobs, which ended before now_s; None below config.min_jobs. previous: the model in use."""
     if len(past) < config.min_jobs:
@@ -297,8 +289,7 @@ def fit(
     people, queue = choose_weights(parts, newest, config)
     point_s = clip_to_limit(point(config.predictor, people, parts), newest.features)
     margins = conformal_margins(point_s, parts.log_error, newest, COVERAGE)
-    scale = choose_scale(newest, ranking(config.predictor, queue, parts), choose_exponent)
-    model = dataclasses.replace(_fit(past, config, now_s, people, queue), rank_scale=scale)
+    model = _fit(past, config, now_s, people, queue)
     return Fitted(dataclasses.replace(model, margins=margins, unseen=_unseen(newest, parts)), parts, before, newest)
 
 
@@ -359,7 +350,6 @@ def _fit(
         log_quantiles=tuple(np.quantile(log_s, np.linspace(0, 1, QUANTILES)).tolist()),
         weights=weights,
         rank_weights=rank_weights,
-        rank_scale=RankScale(),
         coverage=COVERAGE,
         margins=(),
         trained_s=int(now_s),
