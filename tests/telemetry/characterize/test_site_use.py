@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -46,13 +46,14 @@ def made(folder: Path, *jobs: dict[str, Any]) -> ClusterStore:
 
 @pytest.fixture(scope="module")
 def earth(trace: Callable[[str], Path]) -> MinuteUse:
-    found = duckdb.sql(
-        f"""SELECT vc, list(running_gpu_num ORDER BY "time") AS busy, list(total_gpu_num ORDER BY "time") AS total
-        FROM '{trace("earth_vc_1min_may2020.parquet")}' GROUP BY vc ORDER BY vc"""
-    ).fetchall()
-    busy, total = (np.array([row[n] for row in found], dtype=np.float64) for n in (1, 2))
+    rows = pd.read_parquet(trace("earth_vc_1min_may2020.parquet")).sort_values("time")
+    names = sorted(rows["vc"].unique())
+    busy, total = (
+        np.array([rows.loc[rows["vc"] == name, column] for name in names], dtype=np.float64)
+        for column in ("running_gpu_num", "total_gpu_num")
+    )
     start_s = int(dt.datetime(2020, 5, 1, tzinfo=dt.UTC).timestamp())
-    return MinuteUse(start_s, tuple(row[0] for row in found), busy, total, busy[0], total.sum(axis=0))
+    return MinuteUse(start_s, tuple(names), busy, total, busy[0], total.sum(axis=0))
 
 
 def test_the_utilization_of_earth_in_may_is_that_of_hu_et_al(earth: MinuteUse) -> None:
