@@ -121,6 +121,7 @@ def tasks_of(store: ClusterStore) -> list[ScaleTask]:
         ScaleTask("site-report, 30 days", ("site-report", *month), **typed),
         ScaleTask("site-report, 200 days", ("site-report", *whole), **across),
         ScaleTask("site-report --study, 200 days", ("site-report", "--study", *whole), **across),
+        ScaleTask("characterize, 200 days", ("characterize", *whole), most_s=11.0, most_mb=1300.0),
         within_limit("site-report within 512 MiB, 200 days", ("site-report", *whole), 512),
         within_limit("site-report --study within 1300 MiB, 200 days", ("site-report", "--study", *whole), 1300),
         within_limit("train", ("train",), LIMIT_MIB),

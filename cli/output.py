@@ -344,10 +344,6 @@ def _unfinished(score: PolicyScores) -> list[str]:
     return texts
 
 
-def ratio_text(value: float, base: float) -> str:
-    return "-" if math.isnan(value) or not base > 0 else f"{value / base:.2f}"
-
-
 def share_text(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.0%}"
 

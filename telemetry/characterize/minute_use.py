@@ -25,6 +25,8 @@ from telemetry.store.store import ClusterStore
 
 _Found = TypeVar("_Found")
 SEEN_DAYS = 30
+MOST_CELLS = 30_000_000
+"""Minutes times partitions: three years of 20 partitions, 240 MB for each array. Earlier minutes are left out."""
 _MOST_EXPANDED = 2_000
 """Host lists of several nodes that are written out for the names in them, largest first; others are looked up."""
 GPUS = "coalesce(nullif(gpu_count, 0), gpu_count_req, 0)"
@@ -80,14 +82,15 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def minute_use(store: ClusterStore, span_s: tuple[int, int], node_sets: Sequence[NodeSet] = ()) -> MinuteUse:
-    """Load the use of the whole minutes of a span. Raises StoreError."""
+    """Load the use of the whole minutes of a span, or of the newest of them. Raises StoreError."""
     start_s, end_s = -(-span_s[0] // MINUTE_S) * MINUTE_S, span_s[1] // MINUTE_S * MINUTE_S
     known_s = known_span(store)
-    size = max(0, (end_s - start_s) // MINUTE_S)
     with store.connect() as db:
         store.view(db, "jobs", COLUMNS)
         runs = _Runs.read(db, start_s, end_s, known_s[1])
         quiet = _unknown(db, known_s)
+    start_s = max(start_s, end_s - MOST_CELLS // max(len(runs.places), 1) * MINUTE_S)
+    size = max(0, (end_s - start_s) // MINUTE_S)
     busy = _busy(runs, runs.place, len(runs.places), start_s, size)
     one = runs.gpus == 1
     one_gpu = _busy(runs, np.where(one, 0, -1), 1, start_s, size)[0]

@@ -91,6 +91,8 @@ def test_a_file_overrides_and_remembers_where_it_came_from(tmp_path: Path) -> No
         ({"links": [{"name": "G", "url": "https://g.example/"}] * 2}, "same name", "its own name"),
         ({"links": [{"name": str(n), "url": "https://g.example/"} for n in range(9)]}, "9 [[links]]", "remove"),
         ({"site": {"help_url": "help.example"}}, "site.help_url is 'help.example'", "https://"),
+        ({"site": {"timezone": "Europe/Berlln"}}, "site.timezone is 'Europe/Berlln'", "Europe/Berlin"),
+        ({"site": {"timezone": "../../etc/passwd"}}, "which is no time zone", "leave it empty"),
         ({"site": {"help_url": "https://help.example/{job_id}"}}, "has a brace", "[[links]]"),
         (
             {"mail": {"unsubscribe": "a@b.example, c@d.example"}},

@@ -145,6 +145,16 @@ def test_counts_of_power_runs_and_silences_change_what_is_known(tmp_path: Path) 
     assert np.isnan(use.share()[5 * 1440]), "no job for ten days: accounting was lost"
 
 
+def test_a_clock_that_stood_at_1970_costs_no_memory_of_50_years(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [{"start_s": start, "end_s": start + 60} for start in (100, MONDAY, MONDAY + DAY)]
+    monkeypatch.setattr("telemetry.characterize.minute_use.MOST_CELLS", 3 * 1440)
+    use = site_use(made(tmp_path, *jobs), (0, MONDAY + 2 * DAY), (), dt.UTC)
+    assert {row["month"] for row in rows_of(use, "by_month")} == {"2025-06"}
+    assert rows_of(use, "states", kind="GPU")[0]["jobs"] == 3, "the tables of jobs have all"
+
+
 def test_hours_are_local_also_where_the_clock_changes(tmp_path: Path) -> None:
     """30 March 2025 in Berlin has no hour from 2 to 3."""
     first = int(dt.datetime(2025, 3, 30, tzinfo=ZoneInfo("Europe/Berlin")).timestamp())
