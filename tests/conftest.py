@@ -78,6 +78,16 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file that is skipped whole is refused likewise."""
+    report = yield
+    if report.skipped and os.environ.get("ALMANAC_REQUIRE_CLUSTER") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr}: ALMANAC_REQUIRE_CLUSTER=1 forbids to skip"
+    return report
+
+
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

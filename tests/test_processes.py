@@ -87,3 +87,13 @@ def test_skips_are_named_and_refused_where_nothing_may_be_skipped(
     else:
         assert done.returncode == 0
         assert "1 passed, 4 skipped, 1 xfailed" in last, done.stdout
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_a_file_that_is_skipped_whole_is_named_and_refused(tmp_path: Path, is_required: bool) -> None:
+    (tmp_path / "test_lacking.py").write_text('import pytest\npytest.skip("by a file", allow_module_level=True)\n')
+    argv = [sys.executable, "-m", "pytest", "-p", "conftest", "-ra", "-p", "no:cacheprovider", "."]
+    env = os.environ | {"PYTHONPATH": str(TESTS), "ALMANAC_REQUIRE_CLUSTER": str(int(is_required))}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert "by a file" in done.stdout
+    assert ("1 error" if is_required else "1 skipped") in done.stdout.splitlines()[-1], done.stdout
