@@ -251,13 +251,15 @@ class SlurmLab:
 
     def _start_database(self) -> None:
         folder = self.root / "db"
+        # A server that starts removes the temporary tables of all others that share its tmpdir.
+        own = ("--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}", f"--tmpdir={folder}")
         if not (folder / "data").is_dir():
             self.run(
-                "mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
+                "mariadb-install-db", *own,
                 "--auth-root-authentication-method=normal", "--skip-test-db",
             )  # fmt: skip
         self.start_daemon(
-            "mariadbd", "mariadbd", "--no-defaults", "--user=mysql", f"--datadir={folder / 'data'}",
+            "mariadbd", "mariadbd", *own,
             f"--socket={folder / 'sock'}", f"--pid-file={folder / 'pid'}", "--bind-address=127.0.0.1",
             f"--port={self.base_port + DB_PORT}", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M",
             "--innodb-log-file-size=32M", "--innodb-lock-wait-timeout=900", "--max-allowed-packet=16M",

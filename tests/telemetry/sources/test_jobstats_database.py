@@ -91,7 +91,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("MariaDB is not installed")
     root = tmp_path_factory.mktemp("mariadb")
     socket, user = root / "s", "root" if os.geteuid() == 0 else os.environ.get("USER", "")
-    own = ["--no-defaults", f"--datadir={root / 'data'}", f"--user={user}"]
+    # A server that starts removes the temporary tables of all others that share its tmpdir.
+    own = ["--no-defaults", f"--datadir={root / 'data'}", f"--user={user}", f"--tmpdir={root}"]
     subprocess.run([install, *own, "--auth-root-authentication-method=normal"], check=True, capture_output=True)
     process = subprocess.Popen(
         [server, *own, f"--socket={socket}", "--skip-networking", f"--pid-file={root / 'pid'}"],
@@ -100,7 +101,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     try:
         admin = [client, "--no-defaults", f"--socket={socket}", "-uroot"]
-        for _ in range(100):
+        for _ in range(3000):
             if subprocess.run([*admin, "-e", "SELECT 1"], capture_output=True).returncode == 0:
                 break
             time.sleep(0.1)
